@@ -1,0 +1,1 @@
+"""longspan: longer context for real checkpoints."""

@@ -1,0 +1,1 @@
+"""What is measured: likelihood by position, retrieval, attention mass."""

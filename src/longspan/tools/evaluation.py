@@ -1,0 +1,148 @@
+"""What `evaluate` returns: results that carry the protocol they were measured under."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from longspan.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How a measurement was made; only results of equal protocols may be compared.
+
+    Attributes:
+        model: name or path as the user gave it.
+        texts: (name, sha256) of each source text.
+        length: tokens a document, BOS included where there is one.
+        documents: how many documents.
+        bos: whether BOS starts every document; it is never scored.
+        trained_length: tokens the checkpoint was trained to read.
+        dtype: of weights and activations, such as "float32".
+        phase: how angles were computed, "float64" or "hf_float32".
+        bucket: tokens a position bucket.
+        semantics: of length-dependent tables: "whole", the table of the document's full length.
+        versions: of longspan, torch and transformers.
+    """
+
+    model: str
+    texts: tuple[tuple[str, str], ...]
+    length: int
+    documents: int
+    bos: bool
+    trained_length: int
+    dtype: str
+    phase: str
+    bucket: int
+    semantics: str = "whole"
+    versions: tuple[tuple[str, str], ...] = ()
+
+    def require_equal(self, other: Protocol) -> None:
+        """Refuses to compare results that were measured differently.
+
+        Raises:
+            ConfigError: naming the first field that differs, with both values.
+        """
+        for item in fields(self):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            if mine != theirs:
+                raise ConfigError(
+                    f"these results cannot be compared: {item.name} differs ({mine!r} and "
+                    f"{theirs!r}). Measure both under one protocol."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Mean NLL (nats per token) of target positions [start, stop), over documents.
+
+    `low` and `high` bound the mean's 95 % interval; None where there are too few samples for one.
+    """
+
+    start: int
+    stop: int
+    nll: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedDifference:
+    """Mean of (baseline − method) NLL over positions [start, stop), same tokens, with its 95 %.
+
+    `unit` says what was resampled: "documents" (two or more), or "256-token blocks" of one.
+    """
+
+    baseline: str
+    start: int
+    stop: int
+    mean: float
+    low: float
+    high: float
+    unit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodResult:
+    """One method's measurement.
+
+    Attributes:
+        method: "none" is the checkpoint as it stands.
+        rope_parameters: the block of config.json it ran under.
+        attention_factor: the multiplier of cos and sin.
+        nll: mean over all scored tokens, nats per token.
+        perplexity: exp(nll).
+        tokens_scored: over all documents.
+        buckets: NLL by target position.
+        versus_none: the paired difference against "none" on the last positions, if both ran.
+        seconds: of all its forwards.
+    """
+
+    method: str
+    rope_parameters: dict[str, Any]
+    attention_factor: float
+    nll: float
+    perplexity: float
+    tokens_scored: int
+    buckets: tuple[Bucket, ...]
+    versus_none: PairedDifference | None
+    seconds: float
+
+
+PasskeyStatus = Literal["found", "missed", "invalid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PasskeyTrial:
+    """One hidden key: `depth` in [0, 1] of a prompt of `length` tokens.
+
+    `rank` is the true key's place among the candidates by log-likelihood (1 is best), None when
+    the trial is invalid: a prompt that does not fit is invalid, not wrong.
+    """
+
+    method: str
+    length: int
+    depth: float
+    status: PasskeyStatus
+    rank: int | None
+    candidates: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Everything one run of `evaluate` measured."""
+
+    protocol: Protocol
+    methods: tuple[MethodResult, ...]
+    passkey: tuple[PasskeyTrial, ...] = field(default=())
+
+    def method(self, name: str) -> MethodResult:
+        """Returns one method's result by name."""
+        for result in self.methods:
+            if result.method == name:
+                return result
+        raise ConfigError(
+            f"no result for method {name!r}; measured: {[m.method for m in self.methods]}."
+        )
