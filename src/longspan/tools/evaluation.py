@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from longspan.errors import ConfigError
+from longspan.tools.records import record_from_json, record_to_json
+
+FORM = "longspan evaluation 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +26,10 @@ class Protocol:
         dtype: of weights and activations, such as "float32".
         phase: how angles were computed, "float64" or "hf_float32".
         bucket: tokens a position bucket.
-        semantics: of length-dependent tables: "whole", the table of the document's full length.
+        semantics: of length-dependent tables: "whole", the table of the document's (or window's)
+            full length.
+        window: tokens of a forward, or None for one forward a document.
+        stride: tokens from one window's start to the next; None without windows.
         versions: of longspan, torch and transformers.
     """
 
@@ -36,6 +43,8 @@ class Protocol:
     phase: str
     bucket: int
     semantics: str = "whole"
+    window: int | None = None
+    stride: int | None = None
     versions: tuple[tuple[str, str], ...] = ()
 
     def require_equal(self, other: Protocol) -> None:
@@ -115,7 +124,7 @@ PasskeyStatus = Literal["found", "missed", "invalid"]
 
 @dataclass(frozen=True, kw_only=True)
 class PasskeyTrial:
-    """One hidden key: `depth` in [0, 1] of a prompt of `length` tokens.
+    """One hidden key: `depth` in [0, 1] of a prompt that is `length` tokens with its answer.
 
     `rank` is the true key's place among the candidates by log-likelihood (1 is best), None when
     the trial is invalid: a prompt that does not fit is invalid, not wrong.
@@ -146,3 +155,34 @@ class Evaluation:
         raise ConfigError(
             f"no result for method {name!r}; measured: {[m.method for m in self.methods]}."
         )
+
+
+def to_json(evaluation: Evaluation) -> str:
+    """Returns the evaluation as JSON.
+
+    Raises:
+        NumericalError: if a number is NaN or infinite.
+    """
+    return record_to_json(evaluation, FORM)
+
+
+def from_json(text: str) -> Evaluation:
+    """Returns the evaluation that `to_json` wrote.
+
+    Raises:
+        InputError: if the text is not one.
+    """
+    return record_from_json(Evaluation, text, FORM)
+
+
+def retrieval_rate(trials: Iterable[PasskeyTrial]) -> float | None:
+    """Returns the share of keys found, of the valid trials only; None if there are none.
+
+    >>> from dataclasses import replace
+    >>> trial = PasskeyTrial(method="none", length=9, depth=0.0, status="found", rank=1,
+    ...                      candidates=10)
+    >>> retrieval_rate([trial, replace(trial, status="missed"), replace(trial, status="invalid")])
+    0.5
+    """
+    found = [trial.status == "found" for trial in trials if trial.status != "invalid"]
+    return sum(found) / len(found) if found else None

@@ -81,7 +81,7 @@ def check_factor(factor: float) -> None:
         )
 
 
-def check_number(name: str, value: object, above: float | None = None) -> None:
+def check_number(name: str, value: Any, above: float | None = None) -> None:
     """Refuses anything but a finite number, and one not above `above`."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value):
@@ -90,7 +90,7 @@ def check_number(name: str, value: object, above: float | None = None) -> None:
         raise ConfigError(f"{name} must be above {above:g}, got {value!r}.")
 
 
-def check_length(name: str, value: object) -> None:
+def check_length(name: str, value: Any) -> None:
     """Refuses anything but a positive whole number of tokens."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} must be a positive whole number of tokens, got {value!r}.")

@@ -1,0 +1,282 @@
+"""Checkpoints from a folder, a .gguf file, a hub id or an embedded name: config or live model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from longspan.adapters.embedded import embedded_models, fetch
+from longspan.errors import ConfigError, InputError, LongspanError, did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from longspan.adapters.gguf_file import GgufFile
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_SILENT = logging.CRITICAL
+_LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a checkpoint lies: `place` is a path, or the hub id."""
+
+    kind: Literal["folder", "config", "gguf", "hub"]
+    place: str
+
+
+def read_config(model: str | Path) -> dict[str, Any]:
+    """Returns the content of a checkpoint's config.json, without reading its weights.
+
+    From a folder or a hub id it is the raw content, misspelt keys and all; a GGUF file has none, so
+    it is what transformers would save, with the file's RoPE scaling in it.
+
+    Args:
+        model: a folder, a config's .json file, a .gguf file, a hub id or an embedded name. A string
+            that is an embedded name means that model, even beside a folder so called.
+
+    Raises:
+        InputError: if it is not found, or cannot be read.
+        UnsupportedModelError: for a GGUF file that cannot be read rightly.
+    """
+    source = _find(model)
+    if source.kind == "gguf":
+        with _explained(model), _quiet():
+            return json.loads(_gguf_config(source.place)[0].to_json_string())
+    if source.kind == "hub":
+        return _read_json(Path(_hub_file(source.place, "config.json")))
+    path = Path(source.place)
+    return _read_json(path / "config.json" if source.kind == "folder" else path)
+
+
+def load_model(
+    model: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
+    attn_implementation: str = "sdpa",
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Returns the checkpoint's model, in eval mode, and its tokenizer.
+
+    Only safetensors and GGUF weights are read, never pickle. A GGUF file's weights are unpacked.
+
+    Args:
+        model: a folder, a .gguf file, a hub id or an embedded name.
+        dtype: of the weights; float32 by default.
+        device: where the weights go.
+        trust_remote_code: whether code that comes with the checkpoint may run.
+        attn_implementation: one of transformers' attention functions.
+
+    Raises:
+        InputError: if it is not found, incomplete, or its tokenizer is another model's.
+        ConfigError: if `device` cannot be used here.
+        UnsupportedModelError: for a GGUF file that cannot be read rightly.
+    """
+    _check_device(device)
+    source = _find(model)
+    _require_safetensors(source)
+    options = {
+        "dtype": dtype or torch.float32,
+        "trust_remote_code": trust_remote_code,
+        "attn_implementation": attn_implementation,
+    }
+    with _explained(model), _quiet(bars=source.kind == "hub"):
+        read = _read_gguf_model if source.kind == "gguf" else _read_safetensors_model
+        loaded, tokenizer, report = read(source, options)
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise InputError(
+            f"{model} lacks {len(missing)} of its model's weights, such as {missing[0]}. "
+            "It may be half a download, or another model's weights; get it again."
+        )
+    _check_vocabulary(loaded, tokenizer, model)
+    return loaded.to(device).eval(), tokenizer  # pyright: ignore[reportArgumentType]
+
+
+def _find(model: str | Path) -> _Source:
+    if isinstance(model, str) and model in embedded_models():
+        return _Source("gguf", str(fetch(model)))
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return _Source("folder", str(path))
+        raise InputError(
+            f"the folder {path} has no config.json, so it is no checkpoint. {_allowed()}"
+        )
+    if path.is_file():
+        return _find_file(path)
+    looks_local = path.suffix.lower() in (".gguf", ".json", ".safetensors") or path.is_absolute()
+    if isinstance(model, str) and not looks_local and _HUB_ID.fullmatch(model):
+        return _Source("hub", model)
+    meant = did_you_mean(str(model), embedded_models())
+    raise InputError(f"no file or folder {str(model)!r}.{meant} {_allowed()}")
+
+
+def _find_file(path: Path) -> _Source:
+    if path.suffix.lower() == ".gguf":
+        return _Source("gguf", str(path))
+    if path.suffix.lower() == ".json":
+        return _Source("config", str(path))
+    raise InputError(f"{path} is neither a .gguf nor a .json file. {_allowed()}")
+
+
+def _allowed() -> str:
+    names = ", ".join(embedded_models())
+    return (
+        "A model is a hub id, a folder with config.json, a .gguf file, "
+        f"or an embedded name: {names}."
+    )
+
+
+def _hub_file(hub_id: str, filename: str) -> str:
+    from transformers.utils.hub import cached_file
+
+    try:
+        path = cached_file(hub_id, filename)
+    except _LOAD_ERRORS as error:
+        raise InputError(
+            f"no local folder and no reachable hub model {hub_id!r}: {_first_line(error)}"
+            f"{did_you_mean(hub_id, embedded_models())} {_allowed()}"
+        ) from error
+    if path is None:
+        raise InputError(f"the hub model {hub_id!r} has no {filename}. {_allowed()}")
+    return path
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {_first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} must hold a JSON object, got {type(content).__name__}.")
+    return content
+
+
+def _require_safetensors(source: _Source) -> None:
+    if source.kind == "config":
+        raise InputError(f"{source.place} is only a config; name the folder that has the weights.")
+    if source.kind == "hub":
+        _hub_file(source.place, "config.json")
+    if source.kind != "folder":
+        return
+    names = sorted(path.name for path in Path(source.place).iterdir())
+    if not any(name.endswith(".safetensors") for name in names):
+        pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
+        has = f"only pickle ({pickled[0]}), which can run code" if pickled else "no weights"
+        raise InputError(
+            f"{source.place} has {has}. Only .safetensors and .gguf are read; "
+            "convert it with save_pretrained first."
+        )
+
+
+def _read_safetensors_model(source: _Source, options: dict[str, Any]) -> tuple[Any, Any, Any]:
+    from transformers import AutoTokenizer
+
+    where = {"local_files_only": source.kind == "folder"}
+    trust = {"trust_remote_code": options["trust_remote_code"]}
+    tokenizer = AutoTokenizer.from_pretrained(source.place, **where, **trust)
+    model, report = _with_report(source.place, use_safetensors=True, **where, **options)
+    return model, tokenizer, report
+
+
+def _read_gguf_model(source: _Source, options: dict[str, Any]) -> tuple[Any, Any, Any]:
+    from transformers import AutoTokenizer
+
+    from longspan.adapters.gguf_file import lend_to_transformers
+    from longspan.adapters.gguf_mend import mend_model, mend_tokenizer
+
+    config, file = _gguf_config(source.place)
+    folder, name = str(file.path.parent), {"gguf_file": file.path.name, "local_files_only": True}
+    with lend_to_transformers(file):
+        tokenizer = AutoTokenizer.from_pretrained(folder, **name)
+        mend_tokenizer(tokenizer, file)
+        model, report = _with_report(folder, config=config, **name, **options)
+    mend_model(model)
+    return model, tokenizer, report
+
+
+def _with_report(place: str, **options: Any) -> Any:
+    """Returns the model and what transformers found wrong with its weights."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(place, output_loading_info=True, **options)
+
+
+def _gguf_config(place: str) -> tuple[PreTrainedConfig, GgufFile]:
+    from transformers import AutoConfig
+
+    from longspan.adapters.gguf_file import lend_to_transformers, read_gguf
+    from longspan.adapters.gguf_mend import mend_config
+
+    file = read_gguf(Path(place))
+    with lend_to_transformers(file):
+        config = AutoConfig.from_pretrained(
+            str(file.path.parent), gguf_file=file.path.name, local_files_only=True
+        )
+    return mend_config(config, file), file
+
+
+def _check_device(device: str | torch.device) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"device {str(device)!r} cannot be used here: {_first_line(error)} 'cpu' always can."
+        ) from error
+
+
+def _check_vocabulary(
+    loaded: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, model: str | Path
+) -> None:
+    embedding: Any = loaded.get_input_embeddings()
+    rows = embedding.weight.shape[0]
+    needed = max(tokenizer.get_vocab().values()) + 1
+    if needed > rows:
+        raise InputError(
+            f"vocabulary mismatch in {model}: the tokenizer has ids up to {needed - 1}, the model "
+            f"embeds {rows} tokens. The tokenizer is another model's; copy the right one beside it."
+        )
+
+
+@contextmanager
+def _explained(model: str | Path) -> Iterator[None]:
+    """Turns transformers' many errors into one line that names the model."""
+    try:
+        yield
+    except LongspanError:
+        raise
+    except _LOAD_ERRORS as error:
+        raise InputError(f"{model} could not be loaded: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(".") + "."
+
+
+@contextmanager
+def _quiet(bars: bool = False) -> Iterator[None]:
+    """Silences transformers' log, and its progress bars unless `bars`; restores both after."""
+    from transformers.utils import logging as log
+
+    verbosity, shown = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity(_SILENT)
+    if not bars:
+        log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if shown:
+            log.enable_progress_bar()

@@ -1,0 +1,100 @@
+"""Writes that are whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from longspan.errors import OutputError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file under a temporary name beside `path`, then renames it.
+
+    Raises:
+        OutputError: if the place cannot be written.
+    """
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yields a temporary path beside `path`; renames it there on success, removes it on failure."""
+    with _told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(
+            prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent
+        )
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            temporary.chmod(0o644)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path, *, force: bool = False, needs: int = 0) -> Iterator[Path]:
+    """Yields a temporary folder beside `path`; renames it there on success.
+
+    Args:
+        path: the folder to make.
+        force: whether an existing one is replaced, after the new one is whole.
+        needs: bytes about to be written, checked against the free space first.
+
+    Raises:
+        OutputError: if `path` exists, cannot be written, or the disk is too full.
+    """
+    refuse_existing(path, force=force)
+    with _told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        require_space(path.parent, needs)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            yield temporary
+            temporary.chmod(0o755)
+            _replace_folder(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    if not path.exists():
+        os.rename(new, path)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+    os.rename(path, old / path.name)
+    os.rename(new, path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Refuses to overwrite what is there, unless told to."""
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists. Pass --force to replace it, or name another place.")
+
+
+def require_space(folder: Path, needs: int) -> None:
+    """Refuses to begin a write that the disk cannot hold."""
+    free = shutil.disk_usage(folder).free
+    if needs > free:
+        raise OutputError(
+            f"{folder} has {free / 1e9:.1f} GB free, but {needs / 1e9:.1f} GB are needed. "
+            "Free some space, or name another place."
+        )
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(f"cannot write {path}: {reason}. Name another place.") from error

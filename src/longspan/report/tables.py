@@ -1,0 +1,114 @@
+"""Results as tables for the terminal; readable at 80 columns."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from longspan.report.buckets import check_measured, past_trained, within_trained
+from longspan.report.passkey import passkey_lengths, passkey_methods, tally, trials_of
+from longspan.report.wording import counted, number, signed, span, tokens
+from longspan.tools.evaluation import Bucket, Evaluation, MethodResult, PairedDifference
+
+MOST_LENGTHS = 6
+
+
+def evaluation_table(evaluation: Evaluation) -> Table:
+    """Returns one row a method: NLL over all, in telling buckets, and against plain RoPE.
+
+    The buckets shown are the first, the last within the trained length, and past it the first and
+    the last; the page shows all of them.
+
+    Raises:
+        ConfigError: if the evaluation holds no method or no buckets.
+    """
+    check_measured(evaluation)
+    trained = evaluation.protocol.trained_length
+    shown = telling_buckets(evaluation.methods[0], trained)
+    paired = [r.versus_none for r in evaluation.methods if r.versus_none is not None]
+    table = Table(caption=caption(paired), caption_justify="left", box=None, padding=(0, 1),
+                  collapse_padding=True, pad_edge=False, header_style="bold")  # fmt: skip
+    for name in ("method", "×", "all"):
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    for bucket in shown:
+        past = bucket.start >= trained
+        table.add_column(span(bucket.start, bucket.stop), justify="right", style="cyan" * past)
+    if paired:
+        table.add_column("plain − method", justify="right", no_wrap=True)
+    table.add_column("s", justify="right", no_wrap=True)
+    for result in evaluation.methods:
+        table.add_row(*(Text(cell) for cell in cells(result, shown, bool(paired))))
+    return table
+
+
+def telling_buckets(result: MethodResult, trained_length: int) -> list[Bucket]:
+    """Returns the first bucket, the last trained one, and the first and the last past it."""
+    within, past = within_trained(result, trained_length), past_trained(result, trained_length)
+    chosen = [result.buckets[0], *within[-1:], *past[:1], result.buckets[-1]]
+    return list(dict.fromkeys(chosen))
+
+
+def cells(result: MethodResult, shown: list[Bucket], paired: bool) -> list[str]:
+    """Returns one method's row."""
+    by_start = {bucket.start: number(bucket.nll) for bucket in result.buckets}
+    row = [result.method, factor_text(result), number(result.nll)]
+    row += [by_start.get(bucket.start, "–") for bucket in shown]
+    if paired:
+        row.append(difference_text(result.versus_none))
+    return [*row, f"{result.seconds:.0f}"]
+
+
+def factor_text(result: MethodResult) -> str:
+    """Returns the factor of the rope parameters the method ran under; a dash where it has none."""
+    factor = result.rope_parameters.get("factor")
+    return f"{factor:g}" if isinstance(factor, (int, float)) else "–"
+
+
+def difference_text(difference: PairedDifference | None) -> str:
+    """Returns the mean with its interval, such as "+0.51 [+0.40, +0.62]"."""
+    if difference is None:
+        return "–"
+    return f"{signed(difference.mean)} [{signed(difference.low)}, {signed(difference.high)}]"
+
+
+def evaluation_heading(evaluation: Evaluation) -> Text:
+    """Returns the line to print over the table: what was measured, on what."""
+    protocol = evaluation.protocol
+    return Text(
+        f"{protocol.model}: NLL in nats per token, {counted(protocol.documents, 'document')} of "
+        f"{tokens(protocol.length)} tokens, trained to {tokens(protocol.trained_length)}"
+    )
+
+
+def caption(paired: list[PairedDifference]) -> Text | None:
+    """Returns how to read the difference, where there is one."""
+    if not paired:
+        return None
+    first = paired[0]
+    where = span(first.start, first.stop)
+    return Text(
+        f"plain − method: positive is better than plain RoPE; same tokens at {where}, "
+        f"95 % interval over {first.unit}"
+    )
+
+
+def passkey_table(evaluation: Evaluation) -> Table:
+    """Returns found / valid trials by method and length; invalid ones are counted apart.
+
+    Where there are more than six lengths, the shortest and the longest are shown.
+    """
+    lengths = passkey_lengths(evaluation)
+    if len(lengths) > MOST_LENGTHS:
+        lengths = [*lengths[: MOST_LENGTHS // 2], *lengths[-MOST_LENGTHS // 2 :]]
+    table = Table(title="Passkeys found, of valid trials", title_justify="left", box=None,
+                  padding=(0, 1), collapse_padding=True, pad_edge=False, header_style="bold")  # fmt: skip
+    table.add_column("method", no_wrap=True)
+    for name in (*map(tokens, lengths), "all", "ranked first", "invalid"):
+        table.add_column(name, justify="right")
+    for method in passkey_methods(evaluation):
+        counts = [tally(trials_of(evaluation, method, length)) for length in lengths]
+        whole = tally(trials_of(evaluation, method))
+        row = [method, *(count.fraction for count in counts), whole.fraction]
+        ranked = f"{whole.ranked_first}/{whole.valid}" if whole.valid else "–"
+        table.add_row(*(Text(cell) for cell in (*row, ranked, str(whole.invalid))))
+    return table
