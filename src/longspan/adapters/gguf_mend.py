@@ -77,7 +77,10 @@ def _scaling(file: GgufFile, max_position_embeddings: int) -> dict[str, Any] | N
         return _longrope(factors, factors, max_position_embeddings, 1.0, 1.0)
     if kind == "longrope":
         original = _original_length(file)
-        short, long = (tensors[f"rope_factors_{n}.weight"].data.tolist() for n in ("short", "long"))
+        names = ("rope_factors_short.weight", "rope_factors_long.weight")
+        if not tensors.keys() >= set(names):
+            raise _refused(file, f"scaling 'longrope' without {' and '.join(names)}")
+        short, long = (tensors[name].data.tolist() for name in names)
         attention_factor = file.get_own(f"{_SCALING}attn_factor", 1.0)
         ratio = max_position_embeddings / original
         return _longrope(short, long, original, ratio, attention_factor)

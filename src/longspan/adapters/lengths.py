@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from longspan.adapters.families import text_part
-from longspan.adapters.rope import ConfigLike, as_mapping, check_origin_keys, max_length
+from longspan.adapters.rope import ROUNDING, ConfigLike, as_mapping, max_length
 from longspan.adapters.ropes import Ropes
 from longspan.errors import ConfigError
 from longspan.rotary.scaling import Llama3, LongRope, NTKByParts, RopeScaling, Yarn
+from longspan.rotary.scaling.base import check_length
+
+ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,12 @@ def lengths_of(
         )
     trained = original_max_position_embeddings or _trained(config, scaling, declared)
     if scaling.method == "none":
-        return Lengths(trained, declared)
+        return _chunked_lengths(config, trained) or Lengths(trained, declared)
     if isinstance(scaling, (Llama3, LongRope)):
         return Lengths(trained, declared)
     if isinstance(scaling, (Yarn, NTKByParts)):
         return _yarn_lengths(scaling, trained, declared)
-    return Lengths(trained, int(trained * scaling.factor))
+    return Lengths(trained, reach_of(scaling.factor, trained))
 
 
 def _trained(config: Mapping[str, Any], scaling: RopeScaling, declared: int) -> int:
@@ -70,17 +73,45 @@ def _trained(config: Mapping[str, Any], scaling: RopeScaling, declared: int) -> 
         return inside
     written = config.get("longspan")
     if written is not None:
-        check_origin_keys(written)
         return written["original_max_position_embeddings"]
     block = config.get("rope_parameters") or config.get("rope_scaling") or {}
     for place in (block, block.get("full_attention") or {}, config):
-        if place.get("original_max_position_embeddings"):
-            return place["original_max_position_embeddings"]
+        if place.get(ORIGINAL):
+            check_length(ORIGINAL, place[ORIGINAL])
+            return place[ORIGINAL]
     raise ConfigError(
         f"max_position_embeddings {declared} with {scaling.method} factor {scaling.factor:g} may "
         f"be the length before extension (Vicuna) or after it. Say which: pass "
         f"original_max_position_embeddings={declared} or {int(declared / scaling.factor)}."
     )
+
+
+def _chunked_lengths(config: Mapping[str, Any], declared: int) -> Lengths | None:
+    """Dual chunk attention is no rotation; whoever does not have it reads the trained length."""
+    chunks = config.get("dual_chunk_attention_config")
+    trained = chunks.get(ORIGINAL) if isinstance(chunks, Mapping) else None
+    if trained is None:
+        return None
+    check_length(ORIGINAL, trained)
+    if trained >= declared:
+        return None
+    note = (
+        f"max_position_embeddings {declared} is reached with dual chunk attention alone, which "
+        f"transformers does not have; without it {trained} tokens are read"
+    )
+    return Lengths(trained, trained, (note,))
+
+
+def reach_of(factor: float, trained: int) -> int:
+    """Returns factor · trained in whole tokens; a ratio of lengths gives the longer one back.
+
+    >>> reach_of(130_000 / 32_768, 32_768)
+    130000
+    """
+    reach = factor * trained * (1 + ROUNDING)
+    if not math.isfinite(reach):
+        raise ConfigError(f"factor {factor} times {trained} tokens is beyond any length.")
+    return int(reach)
 
 
 def _yarn_lengths(scaling: Yarn | NTKByParts, trained: int, declared: int) -> Lengths:
@@ -89,7 +120,7 @@ def _yarn_lengths(scaling: Yarn | NTKByParts, trained: int, declared: int) -> Le
     So a declared length is read as the extended one when it lies nearer to it (in octaves) than
     to the trained one.
     """
-    reach = int(scaling.factor * trained)
+    reach = reach_of(scaling.factor, trained)
     if declared >= trained * math.sqrt(scaling.factor):
         return Lengths(trained, min(declared, reach))
     note = (

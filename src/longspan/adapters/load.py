@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from longspan.adapters.embedded import embedded_models, fetch
-from longspan.errors import ConfigError, InputError, LongspanError, did_you_mean
+from longspan.adapters.checkpoints import LOAD_ERRORS, Source, find_checkpoint, first_line, hub_file
+from longspan.errors import ConfigError, InputError, LongspanError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from longspan.adapters.gguf_file import GgufFile
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SILENT = logging.CRITICAL
-_LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Where a checkpoint lies: `place` is a path, or the hub id."""
-
-    kind: Literal["folder", "config", "gguf", "hub"]
-    place: str
 
 
 def read_config(model: str | Path) -> dict[str, Any]:
@@ -48,12 +36,12 @@ def read_config(model: str | Path) -> dict[str, Any]:
         InputError: if it is not found, or cannot be read.
         UnsupportedModelError: for a GGUF file that cannot be read rightly.
     """
-    source = _find(model)
+    source = find_checkpoint(model)
     if source.kind == "gguf":
         with _explained(model), _quiet():
             return json.loads(_gguf_config(source.place)[0].to_json_string())
     if source.kind == "hub":
-        return _read_json(Path(_hub_file(source.place, "config.json")))
+        return _read_json(Path(hub_file(source.place, "config.json")))
     path = Path(source.place)
     return _read_json(path / "config.json" if source.kind == "folder" else path)
 
@@ -83,7 +71,7 @@ def load_model(
         UnsupportedModelError: for a GGUF file that cannot be read rightly.
     """
     _check_device(device)
-    source = _find(model)
+    source = find_checkpoint(model)
     _require_safetensors(source)
     options = {
         "dtype": dtype or torch.float32,
@@ -93,84 +81,31 @@ def load_model(
     with _explained(model), _quiet(bars=source.kind == "hub"):
         read = _read_gguf_model if source.kind == "gguf" else _read_safetensors_model
         loaded, tokenizer, report = read(source, options)
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
-        raise InputError(
-            f"{model} lacks {len(missing)} of its model's weights, such as {missing[0]}. "
-            "It may be half a download, or another model's weights; get it again."
-        )
+    _check_weights(report, model)
     _check_vocabulary(loaded, tokenizer, model)
-    return loaded.to(device).eval(), tokenizer  # pyright: ignore[reportArgumentType]
-
-
-def _find(model: str | Path) -> _Source:
-    if isinstance(model, str) and model in embedded_models():
-        return _Source("gguf", str(fetch(model)))
-    path = Path(model).expanduser()
-    if path.is_dir():
-        if (path / "config.json").is_file():
-            return _Source("folder", str(path))
-        raise InputError(
-            f"the folder {path} has no config.json, so it is no checkpoint. {_allowed()}"
-        )
-    if path.is_file():
-        return _find_file(path)
-    looks_local = path.suffix.lower() in (".gguf", ".json", ".safetensors") or path.is_absolute()
-    if isinstance(model, str) and not looks_local and _HUB_ID.fullmatch(model):
-        return _Source("hub", model)
-    meant = did_you_mean(str(model), embedded_models())
-    raise InputError(f"no file or folder {str(model)!r}.{meant} {_allowed()}")
-
-
-def _find_file(path: Path) -> _Source:
-    if path.suffix.lower() == ".gguf":
-        return _Source("gguf", str(path))
-    if path.suffix.lower() == ".json":
-        return _Source("config", str(path))
-    raise InputError(f"{path} is neither a .gguf nor a .json file. {_allowed()}")
-
-
-def _allowed() -> str:
-    names = ", ".join(embedded_models())
-    return (
-        "A model is a hub id, a folder with config.json, a .gguf file, "
-        f"or an embedded name: {names}."
-    )
-
-
-def _hub_file(hub_id: str, filename: str) -> str:
-    from transformers.utils.hub import cached_file
-
-    try:
-        path = cached_file(hub_id, filename)
-    except _LOAD_ERRORS as error:
-        raise InputError(
-            f"no local folder and no reachable hub model {hub_id!r}: {_first_line(error)}"
-            f"{did_you_mean(hub_id, embedded_models())} {_allowed()}"
-        ) from error
-    if path is None:
-        raise InputError(f"the hub model {hub_id!r} has no {filename}. {_allowed()}")
-    return path
+    return loaded.to(device).eval(), tokenizer
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {_first_line(error)}") from error
+        raise InputError(f"{path} cannot be read as JSON: {first_line(error)}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} must hold a JSON object, got {type(content).__name__}.")
     return content
 
 
-def _require_safetensors(source: _Source) -> None:
+def _require_safetensors(source: Source) -> None:
     if source.kind == "config":
         raise InputError(f"{source.place} is only a config; name the folder that has the weights.")
     if source.kind == "hub":
-        _hub_file(source.place, "config.json")
+        hub_file(source.place, "config.json")
     if source.kind != "folder":
         return
     names = sorted(path.name for path in Path(source.place).iterdir())
+    if "adapter_config.json" in names:
+        raise InputError(f"{source.place} holds an adapter; merge it into its base model first.")
     if not any(name.endswith(".safetensors") for name in names):
         pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
         has = f"only pickle ({pickled[0]}), which can run code" if pickled else "no weights"
@@ -180,7 +115,7 @@ def _require_safetensors(source: _Source) -> None:
         )
 
 
-def _read_safetensors_model(source: _Source, options: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _read_safetensors_model(source: Source, options: dict[str, Any]) -> tuple[Any, Any, Any]:
     from transformers import AutoTokenizer
 
     where = {"local_files_only": source.kind == "folder"}
@@ -190,7 +125,7 @@ def _read_safetensors_model(source: _Source, options: dict[str, Any]) -> tuple[A
     return model, tokenizer, report
 
 
-def _read_gguf_model(source: _Source, options: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _read_gguf_model(source: Source, options: dict[str, Any]) -> tuple[Any, Any, Any]:
     from transformers import AutoTokenizer
 
     from longspan.adapters.gguf_file import lend_to_transformers
@@ -210,7 +145,9 @@ def _with_report(place: str, **options: Any) -> Any:
     """Returns the model and what transformers found wrong with its weights."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(place, output_loading_info=True, **options)
+    return AutoModelForCausalLM.from_pretrained(
+        place, output_loading_info=True, ignore_mismatched_sizes=True, **options
+    )
 
 
 def _gguf_config(place: str) -> tuple[PreTrainedConfig, GgufFile]:
@@ -232,8 +169,24 @@ def _check_device(device: str | torch.device) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            f"device {str(device)!r} cannot be used here: {_first_line(error)} 'cpu' always can."
+            f"device {str(device)!r} cannot be used here: {first_line(error)} 'cpu' always can."
         ) from error
+
+
+def _check_weights(report: dict[str, Any], model: str | Path) -> None:
+    """Refuses what transformers would only log: weights it made up because none fit."""
+    if missing := sorted(report["missing_keys"]):
+        raise InputError(
+            f"{model} lacks {len(missing)} of its model's weights, such as {missing[0]}. "
+            "It may be half a download, or another model's weights; get it again."
+        )
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, stored, expected = mismatched[0]
+        raise InputError(
+            f"{model} has {len(mismatched)} weights of another shape than its config says, such as "
+            f"{name}: {list(stored)} instead of {list(expected)}. Config and weights must belong "
+            "together; get both again."
+        )
 
 
 def _check_vocabulary(
@@ -256,13 +209,10 @@ def _explained(model: str | Path) -> Iterator[None]:
         yield
     except LongspanError:
         raise
-    except _LOAD_ERRORS as error:
-        raise InputError(f"{model} could not be loaded: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".") + "."
+    except LOAD_ERRORS as error:
+        trust = " Pass trust_remote_code only if you trust it."
+        remedy = trust if "trust_remote_code" in str(error) else ""
+        raise InputError(f"{model} could not be loaded: {first_line(error)}{remedy}") from error
 
 
 @contextmanager

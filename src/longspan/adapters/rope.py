@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from longspan.adapters.families import (
     Family,
+    as_layers_see_it,
     family_of,
     layer_types,
     positions_without_rope,
@@ -17,10 +18,17 @@ from longspan.adapters.families import (
     text_part,
 )
 from longspan.adapters.ropes import Ropes
-from longspan.adapters.spelling import RopeBlock, canonical_block, raw_blocks, require_keys
-from longspan.errors import ConfigError, UnsupportedModelError
+from longspan.adapters.spelling import (
+    BLOCK_NAMES,
+    RopeBlock,
+    canonical_block,
+    raw_blocks,
+    require_keys,
+)
+from longspan.errors import ConfigError, UnsupportedModelError, did_you_mean
 from longspan.rotary.frequencies import check_rope_theta
 from longspan.rotary.rope import Rope
+from longspan.rotary.rotate import Layout
 from longspan.rotary.scaling import (
     METHODS,
     DynamicNTK,
@@ -30,7 +38,7 @@ from longspan.rotary.scaling import (
     RopeScaling,
     Yarn,
 )
-from longspan.rotary.scaling.base import check_factor, check_length
+from longspan.rotary.scaling.base import check_factor, check_length, check_number
 from longspan.rotary.scaling.yarn import yarn_mscale
 
 if TYPE_CHECKING:
@@ -41,6 +49,8 @@ OnConflict = Literal["refuse", "factor", "length"]
 
 # Root keys an extension replaces: what they say moves into rope_parameters and longspan.
 REPLACED_KEYS = ("rope_scaling", "rope_local_base_freq", "rope_theta", "longspan")
+
+ROUNDING = 1e-9  # a factor that was a ratio of lengths may fall a bit short of the longer one
 
 
 def rope_from_config(
@@ -113,10 +123,11 @@ class _Reader:
         blocks = {kind: canonical_block(block, self.family) for kind, block in raw.items()}
         kinds = layer_types(self.config, self.family)
         rotating = rotating_layers(self.config, self.family)
+        wanted = [kind for kind, rotates in zip(kinds, rotating, strict=True) if rotates]
         flat = blocks.pop(None, None)
         if flat is not None:
-            wanted = [kind for kind, rotates in zip(kinds, rotating, strict=True) if rotates]
             blocks.update(self._spread(flat, wanted or ["full_attention"]))
+        self._check_layer_types(blocks, wanted)
         ropes = {str(kind): self._rope(str(kind), block) for kind, block in blocks.items()}
         layers = tuple(
             kind if rotates and kind in ropes else None
@@ -124,7 +135,7 @@ class _Reader:
         )
         ropes, layers = self._shared(ropes, layers) if flat is not None else (ropes, layers)
         found = Ropes(ropes, layers, tuple(dict.fromkeys(self.notes)))
-        self._check_origin(found[found.reaching].method)
+        self._check_origin(found[found.reaching])
         return found
 
     def _check_has_rope(self) -> None:
@@ -134,6 +145,28 @@ class _Reader:
                 f"model_type {self.config.get('model_type')!r} is not known to longspan and its "
                 "config names no rope (rope_theta, rope_scaling or rope_parameters)."
             )
+        if self.family and self.family.needs_block and not any(map(self.config.get, BLOCK_NAMES)):
+            raise ConfigError(
+                f"the config has no rope_parameters, and a {self.config['model_type']!r} without "
+                "them is not plain rope. Add the checkpoint's own."
+            )
+
+    def _check_layer_types(self, blocks: Mapping[str | None, RopeBlock], wanted: list[str]) -> None:
+        """Refuses a block that no layer reads, and a rotating layer without a block."""
+        listed = self.config.get("layer_types") or ("full_attention", "sliding_attention")
+        for kind in blocks:
+            if kind not in wanted and kind not in listed:
+                raise ConfigError(
+                    f"{self.spelling} has a block for {kind!r}, which is no layer's type."
+                    f"{did_you_mean(str(kind), listed)} Types: {', '.join(dict.fromkeys(listed))}."
+                )
+        written = self.config.get(self.spelling) or {}
+        for kind in wanted:
+            if kind not in blocks and kind not in written:  # null says that it does not rotate
+                raise ConfigError(
+                    f"{self.spelling} has no block for {kind!r} layers. Add it, or null where they "
+                    "do not rotate."
+                )
 
     def _spread(self, block: RopeBlock, kinds: list[str]) -> dict[str | None, RopeBlock]:
         """Gives a flat block to each layer type; sliding layers may have a base of their own."""
@@ -158,70 +191,84 @@ class _Reader:
         name = "sliding_attention" if only_sliding else "full_attention"
         return {name: distinct[0]}, tuple(kind and name for kind in layers)
 
-    def _check_origin(self, scaling: RopeScaling) -> None:
+    def _check_origin(self, rope: Rope) -> None:
         """Refuses a longspan block that the rope block no longer agrees with."""
-        written = self.config.get("longspan")
+        written = _origin_block(self.config)
         if written is None:
             return
-        if written.get("method") != scaling.method or written.get("factor") != scaling.factor:
-            raise ConfigError(
-                f"the longspan block says {written.get('method')} with factor "
-                f"{written.get('factor')}, the rope block {scaling.method} with factor "
-                f"{scaling.factor}. Remove the longspan block if the other was edited on purpose."
-            )
+        found = _origin(rope, written["original_max_position_embeddings"])
+        for key, value in found.items():
+            if written[key] != value:
+                raise ConfigError(
+                    f"the longspan block says {key} {written[key]!r}, the rope block {value!r}. "
+                    "Remove the longspan block if the other was edited on purpose."
+                )
 
     def _rope(self, kind: str, block: RopeBlock) -> Rope:
         self.notes += block.notes
         head_dim = self._head_dim(kind)
-        theta = self._theta(block)
+        theta = self._theta(kind, block)
         rotary_dim = self._rotary_dim(block, head_dim)
         scaling = self._scaling(block)
         scaling, theta = self._unraised(scaling, theta, rotary_dim)
         mla = self.family is not None and self.family.mla
-        return Rope(
+        rope = Rope(
             head_dim=head_dim,
             rope_theta=theta,
             rotary_dim=rotary_dim,
-            layout=self.family.layout if self.family else None,
+            layout=self._layout(),
             frequencies="proportional" if block.rope_type == "proportional" else "default",
             scaling=scaling,
             softmax_scale_multiplier=softmax_scale_multiplier(scaling) if mla else 1.0,
         )
+        rope.inv_freq()  # refuses what only shows in the table, such as too few long factors
+        return rope
+
+    def _layout(self) -> Layout | None:
+        if self.family is None:
+            return None
+        if self.family.mla and self.config.get("rope_interleave") is False:
+            return "half"
+        return self.family.layout
 
     def _head_dim(self, kind: str) -> int:
-        config, family = self.config, self.family
-        if family and family.mla:
-            return _whole(config, "qk_rope_head_dim")
-        if family and family.full_head_dim_key and kind == "full_attention":
-            full = config.get(family.full_head_dim_key)
-            if full:
-                return int(full)
-        for key in ("head_dim", "kv_channels"):
-            if config.get(key):
-                return int(config[key])
-        return _whole(config, "hidden_size", "n_embd") // _whole(
+        if self.family and self.family.mla:
+            return size_of(self.config, "qk_rope_head_dim")
+        config = as_layers_see_it(self.config, kind)
+        if config.get("head_dim") or config.get("kv_channels"):
+            return size_of(config, "head_dim", "kv_channels")
+        if self.family and self.family.head_dim:
+            self.notes.append(
+                f"no head_dim in the config: the family's default {self.family.head_dim} is used"
+            )
+            return self.family.head_dim
+        return size_of(config, "hidden_size", "n_embd") // size_of(
             config, "num_attention_heads", "n_head"
         )
 
     def _flat_theta(self, block: RopeBlock) -> float:
         """Returns the base of a flat block, which may stand inside it, at the root, or nowhere."""
-        outside = self._root_theta()
-        inside = block.values.get("rope_theta")
-        if inside is not None and outside is not None and inside != outside:
-            raise ConfigError(
-                f"rope_theta is {inside} in the rope block and {outside} at the root. Keep one."
-            )
-        theta = inside if inside is not None else outside
+        inside = {"the rope block's rope_theta": block.values.get("rope_theta")}
+        theta = _agreed(inside | self._root_thetas())
         theta = self._default_theta() if theta is None else theta
-        ratio_key = self.family.theta_ratio_key if self.family else None
-        return theta * self.config.get(ratio_key, 1) if ratio_key else theta
+        check_rope_theta(theta)
+        ratio = self.config.get(self.family.theta_ratio_key or "") if self.family else None
+        if ratio is None:
+            return theta
+        check_number("rope_ratio", ratio, above=0)
+        return theta * ratio
 
-    def _root_theta(self) -> float | None:
+    def _root_thetas(self) -> dict[str, Any]:
         keys = self.family.theta_keys if self.family else ("rope_theta",)
-        return next((self.config[key] for key in keys if self.config.get(key) is not None), None)
+        return {key: self.config.get(key) for key in keys}
 
-    def _theta(self, block: RopeBlock) -> float:
-        theta = block.values.get("rope_theta", self._root_theta())
+    def _theta(self, kind: str, block: RopeBlock) -> float:
+        """Returns the base of one layer type's block; sliding layers have one of their own."""
+        theta = block.values.get("rope_theta")
+        if theta is None and kind == "sliding_attention":
+            theta = self.config.get("rope_local_base_freq")
+        elif theta is None:
+            theta = _agreed(self._root_thetas())
         theta = self._default_theta() if theta is None else theta
         check_rope_theta(theta)
         return float(theta)
@@ -243,20 +290,23 @@ class _Reader:
         return self.family.rope_theta
 
     def _rotary_dim(self, block: RopeBlock, head_dim: int) -> int:
-        if self.config.get("rotary_dim"):
-            return int(self.config["rotary_dim"])
         if self.family and self.family.mla:
             return head_dim
         keys = self.family.partial_keys if self.family else ("partial_rotary_factor",)
-        share = block.values.get("partial_rotary_factor")
-        if share is None:
-            share = next(
-                (self.config[key] for key in keys if self.config.get(key) is not None),
-                self.family.partial_rotary_factor if self.family else 1.0,
+        shares = {key: self.config.get(key) for key in keys}
+        shares["the rope block's partial_rotary_factor"] = block.values.get("partial_rotary_factor")
+        share = _agreed(shares)
+        rotary_dim = None if share is None else int(head_dim * _checked_share(share))
+        if self.config.get("rotary_dim") is None:
+            default = self.family.partial_rotary_factor if self.family else 1.0
+            return int(head_dim * default) if rotary_dim is None else rotary_dim
+        named = size_of(self.config, "rotary_dim")
+        if rotary_dim is not None and rotary_dim != named:
+            raise ConfigError(
+                f"rotary_dim is {named}, but partial_rotary_factor {share} of head_dim {head_dim} "
+                f"is {rotary_dim}. Keep one."
             )
-        if not isinstance(share, (int, float)) or not 0 < share <= 1:
-            raise ConfigError(f"partial_rotary_factor must be in (0, 1], got {share!r}.")
-        return int(head_dim * share)
+        return named
 
     def _scaling(self, block: RopeBlock) -> RopeScaling | None:
         if block.rope_type in ("default", "proportional"):
@@ -277,18 +327,16 @@ class _Reader:
 
     def _complete(self, rope_type: str, values: dict[str, Any]) -> None:
         """Adds what other parts of the config say: the trained length, and a ratio of lengths."""
-        inside = values.get("original_max_position_embeddings")
-        outside = self.config.get("original_max_position_embeddings")
-        if inside is not None and outside is not None and inside != outside:
-            raise ConfigError(
-                f"original_max_position_embeddings is {inside} in the rope block and {outside} at "
-                "the root. Keep one."
-            )
-        original = self.original or inside or outside
+        key = "original_max_position_embeddings"
+        named = _agreed(
+            {f"the rope block's {key}": values.get(key), f"the root's {key}": self.config.get(key)}
+        )
+        original = named if self.original is None else self.original
         if original is None and rope_type == "dynamic":
             original = max_length(self.config)
         if original is not None:
-            values["original_max_position_embeddings"] = original
+            check_length(key, original)
+            values[key] = original
         longest = max_length(self.config)
         if rope_type in ("yarn", "longrope") and "factor" not in values and original and longest:
             values["factor"] = max(1.0, longest / original)
@@ -301,7 +349,7 @@ class _Reader:
         factor, original = values["factor"], values["original_max_position_embeddings"]
         check_factor(factor)
         check_length("original_max_position_embeddings", original)
-        if longest is None or longest <= factor * original:
+        if longest is None or longest <= factor * original * (1 + ROUNDING):
             return
         if self.on_conflict == "refuse":
             raise ConfigError(
@@ -314,7 +362,7 @@ class _Reader:
 
     def _named(self, scaling: RopeScaling) -> RopeScaling:
         """Returns NTK-by-parts for the yarn that longspan itself wrote for it."""
-        written = self.config.get("longspan") or {}
+        written = _origin_block(self.config) or {}
         if written.get("method") == NTKByParts.method and isinstance(scaling, Yarn):
             if scaling.explicit_attention_factor != 1.0:
                 raise ConfigError(
@@ -334,10 +382,9 @@ class _Reader:
         self, scaling: RopeScaling | None, theta: float, rotary_dim: int
     ) -> tuple[RopeScaling | None, float]:
         """Returns NTK-aware with the trained base for a base that longspan raised."""
-        written = self.config.get("longspan") or {}
+        written = _origin_block(self.config) or {}
         if written.get("method") != NTKAware.method or scaling is not None:
             return scaling, theta
-        check_origin_keys(written)
         ntk = NTKAware(factor=written["factor"])
         raised = ntk.raised_theta(rotary_dim, written["rope_theta"])
         if math.isclose(raised, theta, rel_tol=1e-9):
@@ -361,14 +408,19 @@ def _sliding_thetas(config: Mapping[str, Any], family: Family | None) -> set[flo
     return {float(theta) for theta in found if theta is not None}
 
 
-def check_origin_keys(written: Mapping[str, Any]) -> None:
-    """Refuses a longspan block without the keys that longspan writes."""
-    missing = {"factor", "original_max_position_embeddings", "rope_theta"} - set(written)
+def _origin_block(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the block that longspan writes, None where there is none; refuses a broken one."""
+    written = config.get("longspan")
+    if written is None:
+        return None
+    keys = ("method", "factor", "original_max_position_embeddings", "rope_theta")
+    missing = [key for key in keys if not isinstance(written, Mapping) or key not in written]
     if missing:
         raise ConfigError(
-            f"the longspan block lacks {', '.join(sorted(missing))}. Remove it, or extend the "
-            "original checkpoint again."
+            f"the longspan block lacks {', '.join(missing)}. Remove it, or extend the original "
+            "checkpoint again."
         )
+    return written
 
 
 def softmax_scale_multiplier(scaling: RopeScaling | None) -> float:
@@ -384,10 +436,14 @@ def softmax_scale_multiplier(scaling: RopeScaling | None) -> float:
     return yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
 
 
+def length_keys(family: Family | None) -> tuple[str, ...]:
+    """Returns the root keys that may hold a config's length."""
+    return family.length_keys if family else ("max_position_embeddings", "n_positions")
+
+
 def max_length(config: Mapping[str, Any]) -> int | None:
     """Returns the length a config declares, under its family's name for it; None if it does not."""
-    family = family_of(config)
-    keys = family.length_keys if family else ("max_position_embeddings", "n_positions")
+    keys = length_keys(family_of(config))
     found = next((config[key] for key in keys if config.get(key) is not None), None)
     if found is None:
         return None
@@ -396,11 +452,34 @@ def max_length(config: Mapping[str, Any]) -> int | None:
     return found
 
 
-def _whole(config: Mapping[str, Any], *keys: str) -> int:
-    for key in keys:
-        if isinstance(config.get(key), int):
-            return config[key]
-    raise ConfigError(f"the config lacks {' or '.join(keys)}, needed for the heads' size.")
+def size_of(config: Mapping[str, Any], *keys: str) -> int:
+    """Returns the first of these keys that the config has, a positive whole number."""
+    key = next((key for key in keys if config.get(key) is not None), None)
+    if key is None:
+        raise ConfigError(f"the config lacks {' or '.join(keys)}, needed for the model's sizes.")
+    value = config[key]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{key} must be a positive whole number, got {value!r}.")
+    return value
+
+
+def _agreed(named: Mapping[str, Any]) -> Any:
+    """Returns the value in which all places that have one agree, None where none has."""
+    found = [(place, value) for place, value in named.items() if value is not None]
+    if not found:
+        return None
+    (first, agreed), *others = found
+    for place, value in others:
+        if value != agreed:
+            raise ConfigError(f"{first} is {agreed}, but {place} is {value}. Keep one.")
+    return agreed
+
+
+def _checked_share(share: Any) -> float:
+    number = isinstance(share, (int, float)) and not isinstance(share, bool)
+    if not number or not 0 < share <= 1:
+        raise ConfigError(f"partial_rotary_factor must be in (0, 1], got {share!r}.")
+    return share
 
 
 def rope_to_config(
@@ -448,10 +527,22 @@ def _block(rope: Rope) -> dict[str, Any]:
     else:
         block |= _written(scaling)
     if rope.frequencies == "proportional":
+        if scaling.rope_type not in ("default", "linear"):
+            raise ConfigError(
+                f"method {scaling.method!r} cannot be written for proportional rope (Gemma 4): "
+                "transformers knows only a factor there. Use method 'linear'."
+            )
         block["rope_type"] = "proportional"
     if rope.turning != rope.head_dim:
-        block["partial_rotary_factor"] = rope.turning / rope.head_dim
+        block["partial_rotary_factor"] = _share(rope)
     return block
+
+
+def _share(rope: Rope) -> float:
+    """Returns the share of a head that turns, which readers multiply by head_dim and truncate."""
+    share = rope.turning / rope.head_dim
+    truncated = int(rope.head_dim * share) < rope.turning
+    return math.nextafter(share, 1) if truncated else share
 
 
 def _written(scaling: RopeScaling) -> dict[str, Any]:
@@ -498,9 +589,33 @@ def updated_config(
     text = text_part(config)
     family = family_of(text)
     stale = set(REPLACED_KEYS) | set(family.theta_keys if family else ())
+    if family and family.theta_ratio_key:
+        stale.add(family.theta_ratio_key)
     removed = tuple(sorted((stale & set(text)) - set(written)))
     updated = {key: value for key, value in text.items() if key not in stale} | dict(written)
+    updated["rope_parameters"] = with_kept_keys(text, written["rope_parameters"])
+    length_key = next((key for key in length_keys(family) if key in text), None)
+    if length_key:
+        updated[length_key] = updated.pop("max_position_embeddings")
     if text is config:
         return updated, removed
     key = next(key for key in config if config[key] is text)
     return {**config, key: updated}, removed
+
+
+def with_kept_keys(config: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a new rope block with what the old one holds beside rotation: a query scale.
+
+    Raises:
+        ConfigError: if that scale could not be computed beside the new block.
+    """
+    family = family_of(config)
+    _, blocks = raw_blocks(config)
+    inert = set(family.inert if family else ()) - {"max_position_embeddings"}
+    kept = {key: value for key, value in blocks.get(None, {}).items() if key in inert}
+    if "llama_4_scaling_beta" in kept and "original_max_position_embeddings" not in block:
+        raise ConfigError(
+            "this model scales its queries by llama_4_scaling_beta and the rope block's "
+            "original_max_position_embeddings, which this method does not write. Use 'yarn'."
+        )
+    return {**block, **kept}

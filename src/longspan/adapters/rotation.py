@@ -92,14 +92,30 @@ def exact_rotation(
             parent._modules[name] = child
 
 
-def rotary_modules(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Returns (parent, attribute, module) of every module that holds rotary frequencies."""
+def rotary_modules(model: PreTrainedModel) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Returns (parent, attribute, module) of every module that turns the text's queries and keys.
+
+    Lent ones among them; a vision tower's own are left out.
+    """
+    text = text_config(model)
     return [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if any(buffer.endswith("inv_freq") for buffer, _ in child.named_buffers(recurse=False))
+        if isinstance(child, LongspanRotary)
+        or (
+            _has_frequencies(child) and getattr(child, "config", text).model_type == text.model_type
+        )
     ]
+
+
+def _has_frequencies(module: nn.Module) -> bool:
+    return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+
+
+def text_config(model: PreTrainedModel) -> Any:
+    """Returns the config of a live model's language part."""
+    return model.config.get_text_config()
 
 
 def table_form(model: PreTrainedModel) -> TableForm:
@@ -125,8 +141,16 @@ def require_family(model: PreTrainedModel) -> Family:
 
 
 def rebuild_rotation(model: PreTrainedModel, config: Any) -> None:
-    """Replaces every rotary module by a fresh one of its own class, built from `config`."""
+    """Replaces every rotary module by a fresh one of its own class, built from `config`.
+
+    Raises:
+        UnsupportedModelError: within `exact_rotation`, where the model does not have its own.
+    """
     for parent, name, child in rotary_modules(model):
+        if isinstance(child, LongspanRotary):
+            raise UnsupportedModelError(
+                "the model rotates by a lent table within exact_rotation. Leave that block first."
+            )
         device = next(child.buffers()).device
         fresh: Any = type(child)
         parent._modules[name] = fresh(config=config).to(device)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from longspan.errors import ConfigError
-from longspan.tools.evaluation import Bucket, Evaluation, MethodResult
+from longspan.tools.evaluation import Bucket, Evaluation, MethodResult, Protocol
 
 
-def within_trained(result: MethodResult, trained_length: int) -> tuple[Bucket, ...]:
-    """Returns the buckets that end at or before the trained length."""
-    return tuple(bucket for bucket in result.buckets if bucket.stop <= trained_length)
+def within_trained(result: MethodResult, protocol: Protocol) -> tuple[Bucket, ...]:
+    """Returns the buckets that end at or before the trained length.
+
+    None where documents were read in windows: a target's place in its document is then not the
+    place it was read at.
+    """
+    if protocol.window is not None:
+        return ()
+    return tuple(bucket for bucket in result.buckets if bucket.stop <= protocol.trained_length)
 
 
-def past_trained(result: MethodResult, trained_length: int) -> tuple[Bucket, ...]:
+def past_trained(result: MethodResult, protocol: Protocol) -> tuple[Bucket, ...]:
     """Returns the buckets that start at or after the trained length; a straddling one is neither.
 
-    >>> buckets = [Bucket(start=s, stop=s + 4, nll=1.0, low=None, high=None) for s in (0, 4, 8)]
-    >>> result = MethodResult(method="none", rope_parameters={}, attention_factor=1.0, nll=1.0,
-    ...     perplexity=2.7, tokens_scored=11, buckets=tuple(buckets), versus_none=None, seconds=0.1)
-    >>> [bucket.start for bucket in past_trained(result, 6)]
-    [8]
+    None where documents were read in windows.
     """
-    return tuple(bucket for bucket in result.buckets if bucket.start >= trained_length)
+    if protocol.window is not None:
+        return ()
+    return tuple(bucket for bucket in result.buckets if bucket.start >= protocol.trained_length)
 
 
 def check_measured(evaluation: Evaluation) -> None:

@@ -6,8 +6,8 @@ A sentence is computed from the numbers alone: turn the data around and the clai
 from __future__ import annotations
 
 from longspan.report.buckets import check_measured, past_trained, within_trained
-from longspan.report.wording import method_title, number, sentence, span, tokens
-from longspan.tools.evaluation import Evaluation, MethodResult, PairedDifference
+from longspan.report.wording import number, result_title, sentence, span, title_in, tokens
+from longspan.tools.evaluation import Evaluation, MethodResult, PairedDifference, Protocol
 
 NOTICEABLE = 0.05
 """Nats per token, about 5 % of perplexity: a smaller change between buckets is "stays"."""
@@ -23,11 +23,15 @@ def nll_claim(evaluation: Evaluation) -> str:
         ConfigError: if the evaluation holds no method or no buckets.
     """
     check_measured(evaluation)
-    length, trained = evaluation.protocol.length, evaluation.protocol.trained_length
+    protocol = evaluation.protocol
+    length, trained = protocol.length, protocol.trained_length
+    if protocol.window is not None:
+        start = f"read in windows of {tokens(protocol.window)} tokens, trained to {tokens(trained)}"
+        return sentence(f"{start}: {overall(evaluation)}")
     if length <= trained:
         start = f"all {tokens(length)} tokens lie within the trained {tokens(trained)}"
         return sentence(f"{start}: {overall(evaluation)}")
-    if not past_trained(evaluation.methods[0], trained):
+    if not past_trained(evaluation.methods[0], protocol):
         start = f"no bucket of positions lies wholly past the trained {tokens(trained)} tokens"
         return sentence(f"{start}: overall {overall(evaluation)}")
     return f"Past the trained {tokens(trained)} tokens {past_claim(evaluation)}"
@@ -35,40 +39,42 @@ def nll_claim(evaluation: Evaluation) -> str:
 
 def past_claim(evaluation: Evaluation) -> str:
     """Returns the part of the claim about the last bucket, past the trained length."""
-    trained = evaluation.protocol.trained_length
+    protocol = evaluation.protocol
     plain, best = plain_result(evaluation), best_result(evaluation)
     lead = plain or best or evaluation.methods[0]
     last = lead.buckets[-1]
-    claim = f"{moves(lead, trained)} nats at {span(last.start, last.stop)}"
+    claim = f"{moves(lead, protocol)} nats at {span(last.start, last.stop)}"
     if plain is None:
         return f"{claim}, the lowest" if len(evaluation.methods) > 1 else claim
     if best is None:
         return claim
     if best.buckets[-1].nll < plain.buckets[-1].nll:
         noise = best.versus_none is not None and verdict(best.versus_none) == "noise"
-        return f"{claim}; {moves(best, trained)}{', within noise' if noise else ''}"
+        return f"{claim}; {moves(best, protocol)}{', within noise' if noise else ''}"
     if len(evaluation.methods) > 2:
         return f"{claim}; no method goes lower"
-    return f"{claim}; {method_title(best.method)} does not go lower"
+    return f"{claim}; {result_title(best)} does not go lower"
 
 
-def moves(result: MethodResult, trained_length: int) -> str:
+def moves(result: MethodResult, protocol: Protocol) -> str:
     """Returns where the method's last bucket went since its last trained one.
 
     Such as "YaRN rises to 3.67", or "YaRN is at 3.67" where no bucket is within the trained length.
     """
-    last, within = result.buckets[-1], within_trained(result, trained_length)
+    last, within = result.buckets[-1], within_trained(result, protocol)
     verb = "is at"
     if within:
         change = last.nll - within[-1].nll
         verb = "stays at" if abs(change) <= NOTICEABLE else "rises to" if change > 0 else "falls to"
-    return f"{method_title(result.method)} {verb} {number(last.nll)}"
+    return f"{result_title(result)} {verb} {number(last.nll)}"
 
 
 def overall(evaluation: Evaluation) -> str:
     """Returns the NLL over all positions of plain RoPE and of the best other method."""
-    named = [r for r in (plain_result(evaluation), best_result(evaluation)) if r is not None]
-    parts = [f"{method_title(result.method)} {number(result.nll)}" for result in named]
+    others = [result for result in evaluation.methods if result.method != "none"]
+    best = min(others, key=lambda result: result.nll, default=None)
+    named = [result for result in (plain_result(evaluation), best) if result is not None]
+    parts = [f"{result_title(result)} {number(result.nll)}" for result in named]
     return f"{', '.join(parts)} nats per token"
 
 
@@ -101,7 +107,7 @@ def difference_claim(evaluation: Evaluation) -> str:
     if best is None or best.versus_none is None:
         return ""
     paired = best.versus_none
-    who, baseline = method_title(best.method), method_title(paired.baseline)
+    who, baseline = result_title(best), title_in(evaluation, paired.baseline)
     where = f"On the same tokens at {span(paired.start, paired.stop)}"
     word = verdict(paired)
     if word == "noise":

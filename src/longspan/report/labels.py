@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from longspan.report.style import INK, MethodStyle
+from longspan.report.style import INK, MethodStyle, titled_figure
+
+WIDTH, BODY, BOTTOM = 7.2, 3.5, 0.55  # inches
+BESIDE = 1.035  # of the axes' width, where a label's marker stands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +63,44 @@ def label_ends(axes: Axes, ends: Sequence[LineEnd], fontsize: float = 9.5) -> No
     inches = axes.get_window_extent().transformed(axes.figure.dpi_scale_trans.inverted()).height
     places = spread(wanted, gap=1.35 * fontsize / (72 * inches), low=0.0, high=1.0)
     for end, place in zip(ends, places, strict=True):
-        axes.annotate(
-            "", (end.x, end.y), xytext=(1.035, place), textcoords="axes fraction",
-            annotation_clip=False, arrowprops=dict(
-                arrowstyle="-", color=end.style.color, linewidth=0.9, linestyle=":",
-                shrinkA=4, shrinkB=3,
-            ),
-        )  # fmt: skip
-        axes.plot(
-            1.035, place, marker=end.style.marker, color=end.style.color,
-            transform=axes.transAxes, clip_on=False,
-        )  # fmt: skip
-        axes.annotate(
-            end.text, (1.035, place), xycoords="axes fraction", xytext=(7, 0),
-            textcoords="offset points", va="center", fontsize=fontsize, color=INK,
-        )  # fmt: skip
+        label_end(axes, end, place, fontsize)
+
+
+def label_end(axes: Axes, end: LineEnd, place: float, fontsize: float) -> None:
+    """Writes one name at a height in fractions of the axes, with its marker and leader."""
+    color = end.style.color
+    axes.annotate(
+        "",
+        (end.x, end.y),
+        xytext=(BESIDE, place),
+        textcoords="axes fraction",
+        annotation_clip=False,
+        arrowprops=dict(
+            arrowstyle="-", color=color, linewidth=0.9, linestyle=":", shrinkA=4, shrinkB=3
+        ),
+    )
+    marker = end.style.marker
+    axes.plot(BESIDE, place, marker=marker, color=color, transform=axes.transAxes, clip_on=False)
+    axes.annotate(
+        end.text,
+        (BESIDE, place),
+        xycoords="axes fraction",
+        xytext=(7, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=fontsize,
+        color=INK,
+    )
+
+
+def labelled_axes(
+    claim: str, note: str, ends: Sequence[LineEnd], left: float
+) -> tuple[Figure, Axes]:
+    """Returns a titled figure and axes that leave `left` inches for ticks, and room for labels."""
+    figure, top = titled_figure(claim, note, width=WIDTH, body=BODY)
+    bottom = BOTTOM / figure.get_figheight()
+    room = (left + label_room(ends)) / WIDTH
+    return figure, figure.add_axes((left / WIDTH, bottom, 1 - room, top - bottom))
 
 
 def label_room(ends: Sequence[LineEnd], fontsize: float = 9.5) -> float:

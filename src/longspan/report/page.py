@@ -10,9 +10,9 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from longspan._version import __version__
+from longspan.files import write_text
 from longspan.report.claims import difference_claim, nll_claim
 from longspan.report.figures import figure_svg, nll_by_position, passkey_grid
-from longspan.report.files import replace_file
 from longspan.report.page_rows import (
     bucket_rows,
     facts,
@@ -138,4 +138,5 @@ def write_page(path: str | Path, html: str) -> Path:
     Raises:
         OutputError: if the file cannot be written.
     """
-    return replace_file(path, html.encode("utf-8"))
+    write_text(Path(path), html)
+    return Path(path)

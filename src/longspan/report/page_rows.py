@@ -6,18 +6,22 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
+from longspan.report.buckets import past_trained
 from longspan.report.claims import verdict
 from longspan.report.passkey import passkey_lengths, passkey_methods, tally, trials_of
 from longspan.report.style import color_variable
 from longspan.report.tables import factor_text
-from longspan.report.wording import counted, method_title, number, sentence, signed, span, tokens
+from longspan.report.wording import (
+    counted,
+    number,
+    result_title,
+    sentence,
+    signed,
+    span,
+    title_in,
+    tokens,
+)
 from longspan.tools.evaluation import Bucket, Evaluation, MethodResult, Protocol
-
-VERDICTS = {
-    "better": "better than plain",
-    "worse": "worse than plain",
-    "noise": "within noise",
-}
 
 MEANINGS = {
     "model": "name or path as given",
@@ -29,6 +33,8 @@ MEANINGS = {
     "dtype": "of weights and activations",
     "phase": "how angles were computed",
     "bucket": "tokens a position bucket",
+    "window": "tokens of a forward; none: a document is read whole",
+    "stride": "tokens from one window's start to the next",
     "semantics": "which table a length-dependent method uses",
     "versions": "",
 }
@@ -101,7 +107,7 @@ def method_row(result: MethodResult) -> MethodRow:
     paired = result.versus_none
     return MethodRow(
         method=result.method,
-        title=sentence(method_title(result.method)),
+        title=sentence(result_title(result)),
         variable=color_variable(result.method),
         factor=factor_text(result),
         attention_factor=f"{result.attention_factor:.4g}",
@@ -109,7 +115,7 @@ def method_row(result: MethodResult) -> MethodRow:
         perplexity=f"{result.perplexity:,.2f}",
         difference="–" if paired is None else signed(paired.mean),
         interval="" if paired is None else f"{signed(paired.low)} to {signed(paired.high)}",
-        verdict="" if paired is None else VERDICTS[verdict(paired)],
+        verdict="" if paired is None else verdict(paired).replace("noise", "within noise"),
         tokens_scored=f"{result.tokens_scored:,}",
         seconds=f"{result.seconds:,.1f}",
         rope_parameters=json.dumps(result.rope_parameters, ensure_ascii=False, default=str),
@@ -122,20 +128,20 @@ def paired_note(evaluation: Evaluation) -> str:
         if result.versus_none is not None:
             paired = result.versus_none
             return (
-                f"Plain − method is the mean of {method_title(paired.baseline)}'s NLL minus the "
-                f"method's on the same tokens at {span(paired.start, paired.stop)}, in nats: above "
-                f"0 the method is better. Its 95 % interval is over {paired.unit}; within noise "
-                "means that the interval holds 0."
+                f"The difference is the mean of the NLL of {title_in(evaluation, paired.baseline)} "
+                f"minus the method's on the same tokens at {span(paired.start, paired.stop)}, in "
+                f"nats: above 0 the method is better. Its 95 % interval is over {paired.unit}; "
+                "within noise means that the interval holds 0."
             )
     return ""
 
 
 def bucket_rows(evaluation: Evaluation) -> list[BucketRow]:
     """Returns a row for each bucket of the first method, with every method's number."""
-    trained = evaluation.protocol.trained_length
+    past_buckets = past_trained(evaluation.methods[0], evaluation.protocol)
     rows, was_past = [], False
     for bucket in evaluation.methods[0].buckets:
-        past = bucket.start >= trained
+        past = bucket in past_buckets
         cells = tuple(bucket_cell(result, bucket.start) for result in evaluation.methods)
         positions = span(bucket.start, bucket.stop)
         rows.append(BucketRow(positions=positions, cells=cells, first_past=past and not was_past))
@@ -172,7 +178,7 @@ def passkey_row(evaluation: Evaluation, method: str) -> PasskeyRow:
     ]
     ranked = f"{whole.ranked_first}/{whole.valid}" if whole.valid else "–"
     return PasskeyRow(
-        title=sentence(method_title(method)),
+        title=sentence(title_in(evaluation, method)),
         variable=color_variable(method),
         cells=(*by_length, whole.fraction, ranked, str(whole.invalid)),
     )
@@ -200,6 +206,8 @@ def value_lines(value: Any) -> list[str]:
     >>> value_lines(12_288), value_lines(True), value_lines((("torch", "2.13"),))
     (['12,288'], ['yes'], ['torch 2.13'])
     """
+    if value is None:
+        return ["none"]
     if isinstance(value, bool):
         return ["yes" if value else "no"]
     if isinstance(value, int):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from longspan.report.wording import method_title, sentence, tokens
-from longspan.tools.evaluation import Evaluation, PasskeyTrial
+from longspan.report.wording import sentence, title_in, tokens
+from longspan.tools.evaluation import Evaluation, PasskeyTrial, retrieval_rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,16 +17,13 @@ class Tally:
     missed: int
     invalid: int
     ranked_first: int
+    rate: float | None
+    """Found among the valid ones, in [0, 1]; None where none is valid."""
 
     @property
     def valid(self) -> int:
         """The trials that count."""
         return self.found + self.missed
-
-    @property
-    def rate(self) -> float:
-        """Found among the valid ones, in [0, 1]; NaN where none is valid."""
-        return self.found / self.valid if self.valid else float("nan")
 
     @property
     def fraction(self) -> str:
@@ -49,6 +46,7 @@ def tally(trials: Iterable[PasskeyTrial]) -> Tally:
         missed=statuses.count("missed"),
         invalid=statuses.count("invalid"),
         ranked_first=sum(trial.rank == 1 for trial in trials if trial.status != "invalid"),
+        rate=retrieval_rate(trials),
     )
 
 
@@ -87,31 +85,30 @@ def passkey_claim(evaluation: Evaluation) -> str:
         method: tally(trial for trial in past or valid if trial.method == method)
         for method in passkey_methods(evaluation)
     }
+    counts = {method: count for method, count in counts.items() if count.valid}
+    names = {method: title_in(evaluation, method) for method in counts}
     where = f"{'past' if past else 'within'} the trained {tokens(trained)} tokens"
-    return sentence(find_claim({m: count for m, count in counts.items() if count.valid}, where))
+    return sentence(find_claim(counts, names, where))
 
 
-def find_claim(counts: dict[str, Tally], where: str) -> str:
+def find_claim(counts: dict[str, Tally], names: dict[str, str], where: str) -> str:
     """Returns who finds most keys; `counts` holds only methods with valid trials."""
-    best = max(
-        (method for method in counts if method != "none"),
-        key=lambda method: counts[method].rate,
-        default="none",
-    )
-    if best == "none":
-        return finds("none", counts, f" keys {where}")
-    if "none" not in counts:
-        return finds(best, counts, f" keys {where}") + "; no method finds more" * (len(counts) > 1)
-    first, second = "none", best
-    if counts[best].rate > counts["none"].rate:
-        first, second = best, "none"
-    elif len(counts) > 2:
-        return finds("none", counts, f" keys {where}; no method finds more")
-    other = counts[second]
-    claim = finds(first, counts, f" keys {where}")
-    return f"{claim}; {method_title(second)} {other.found} of {other.valid}"
+    rates = {method: count.rate or 0.0 for method, count in counts.items()}
+    others = [method for method in counts if method != "none"]
+    best = max(others, key=lambda method: rates[method], default=None)
+    first = best or "none"
+    ending = ""
+    if best and "none" not in counts:
+        ending = "; no method finds more" if len(counts) > 1 else ""
+    elif best and rates[best] > rates["none"]:
+        ending = f"; {names['none']} {score(counts['none'])}"
+    elif best:
+        first = "none"
+        lone = len(counts) == 2
+        ending = f"; {names[best]} {score(counts[best])}" if lone else "; no method finds more"
+    return f"{names[first]} finds {score(counts[first])} keys {where}{ending}"
 
 
-def finds(method: str, counts: dict[str, Tally], rest: str) -> str:
-    """Returns a sentence about one method, such as "YaRN finds 4 of 5 keys"."""
-    return f"{method_title(method)} finds {counts[method].found} of {counts[method].valid}{rest}"
+def score(count: Tally) -> str:
+    """Returns such as "4 of 5"."""
+    return f"{count.found} of {count.valid}"

@@ -159,18 +159,14 @@ def titled_figure(claim: str, note: str, *, width: float, body: float) -> tuple[
     """
     claims = wrap_evenly(claim, int((width - 2 * EDGE) * 10.8))
     notes = wrap_evenly(note, int((width - 2 * EDGE) * 14.0))
-    head = EDGE + 0.215 * len(claims) + 0.175 * len(notes) + 0.32
+    below = EDGE + 0.215 * len(claims) + 0.05
+    head = below + 0.175 * len(notes) + 0.27
     height = head + body
     figure = Figure(figsize=(width, height), facecolor=PAPER)
-    figure.text(
-        EDGE / width, 1 - EDGE / height, "\n".join(claims), va="top", fontsize=11.5, weight="bold",
-        linespacing=1.25,
-    )  # fmt: skip
-    below = EDGE + 0.215 * len(claims) + 0.05
-    figure.text(
-        EDGE / width, 1 - below / height, "\n".join(notes), va="top", fontsize=8.8, color=MUTED,
-        linespacing=1.3,
-    )  # fmt: skip
+    title = figure.text(EDGE / width, 1 - EDGE / height, "\n".join(claims), va="top")
+    title.set(fontsize=11.5, weight="bold", linespacing=1.25)
+    small = figure.text(EDGE / width, 1 - below / height, "\n".join(notes), va="top")
+    small.set(fontsize=8.8, color=MUTED, linespacing=1.3)
     return figure, 1 - head / height
 
 
@@ -211,6 +207,13 @@ def mark_trained(axes: Axes, x: float) -> None:
     """Draws the trained length: a thin dashed line, named over the axes."""
     axes.axvline(x, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
     axes.annotate(
-        "trained", (x, 1), xycoords=("data", "axes fraction"), xytext=(0, 3),
-        textcoords="offset points", ha="center", va="bottom", fontsize=8.5, color=MUTED,
-    )  # fmt: skip
+        "trained",
+        (x, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=8.5,
+        color=MUTED,
+    )

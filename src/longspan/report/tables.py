@@ -7,8 +7,8 @@ from rich.text import Text
 
 from longspan.report.buckets import check_measured, past_trained, within_trained
 from longspan.report.passkey import passkey_lengths, passkey_methods, tally, trials_of
-from longspan.report.wording import counted, number, signed, span, tokens
-from longspan.tools.evaluation import Bucket, Evaluation, MethodResult, PairedDifference
+from longspan.report.wording import counted, number, rope_blocks, signed, span, tokens
+from longspan.tools.evaluation import Bucket, Evaluation, MethodResult, PairedDifference, Protocol
 
 MOST_LENGTHS = 6
 
@@ -23,27 +23,34 @@ def evaluation_table(evaluation: Evaluation) -> Table:
         ConfigError: if the evaluation holds no method or no buckets.
     """
     check_measured(evaluation)
-    trained = evaluation.protocol.trained_length
-    shown = telling_buckets(evaluation.methods[0], trained)
+    shown = telling_buckets(evaluation.methods[0], evaluation.protocol)
+    past = past_trained(evaluation.methods[0], evaluation.protocol)
     paired = [r.versus_none for r in evaluation.methods if r.versus_none is not None]
-    table = Table(caption=caption(paired), caption_justify="left", box=None, padding=(0, 1),
-                  collapse_padding=True, pad_edge=False, header_style="bold")  # fmt: skip
+    table = Table(
+        caption=caption(paired),
+        caption_justify="left",
+        box=None,
+        padding=(0, 1),
+        collapse_padding=True,
+        pad_edge=False,
+        header_style="bold",
+    )
     for name in ("method", "×", "all"):
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for bucket in shown:
-        past = bucket.start >= trained
-        table.add_column(span(bucket.start, bucket.stop), justify="right", style="cyan" * past)
+        style = "cyan" if bucket in past else ""
+        table.add_column(span(bucket.start, bucket.stop), justify="right", style=style)
     if paired:
-        table.add_column("plain − method", justify="right", no_wrap=True)
+        table.add_column("none − method", justify="right", no_wrap=True)
     table.add_column("s", justify="right", no_wrap=True)
     for result in evaluation.methods:
         table.add_row(*(Text(cell) for cell in cells(result, shown, bool(paired))))
     return table
 
 
-def telling_buckets(result: MethodResult, trained_length: int) -> list[Bucket]:
+def telling_buckets(result: MethodResult, protocol: Protocol) -> list[Bucket]:
     """Returns the first bucket, the last trained one, and the first and the last past it."""
-    within, past = within_trained(result, trained_length), past_trained(result, trained_length)
+    within, past = within_trained(result, protocol), past_trained(result, protocol)
     chosen = [result.buckets[0], *within[-1:], *past[:1], result.buckets[-1]]
     return list(dict.fromkeys(chosen))
 
@@ -60,8 +67,8 @@ def cells(result: MethodResult, shown: list[Bucket], paired: bool) -> list[str]:
 
 def factor_text(result: MethodResult) -> str:
     """Returns the factor of the rope parameters the method ran under; a dash where it has none."""
-    factor = result.rope_parameters.get("factor")
-    return f"{factor:g}" if isinstance(factor, (int, float)) else "–"
+    factors = [block["factor"] for block in rope_blocks(result) if "factor" in block]
+    return ", ".join(f"{factor:g}" for factor in dict.fromkeys(factors)) or "–"
 
 
 def difference_text(difference: PairedDifference | None) -> str:
@@ -87,7 +94,7 @@ def caption(paired: list[PairedDifference]) -> Text | None:
     first = paired[0]
     where = span(first.start, first.stop)
     return Text(
-        f"plain − method: positive is better than plain RoPE; same tokens at {where}, "
+        f"none − method: positive is better than none; same tokens at {where}, "
         f"95 % interval over {first.unit}"
     )
 
@@ -100,8 +107,15 @@ def passkey_table(evaluation: Evaluation) -> Table:
     lengths = passkey_lengths(evaluation)
     if len(lengths) > MOST_LENGTHS:
         lengths = [*lengths[: MOST_LENGTHS // 2], *lengths[-MOST_LENGTHS // 2 :]]
-    table = Table(title="Passkeys found, of valid trials", title_justify="left", box=None,
-                  padding=(0, 1), collapse_padding=True, pad_edge=False, header_style="bold")  # fmt: skip
+    table = Table(
+        title="Passkeys found, of valid trials",
+        title_justify="left",
+        box=None,
+        padding=(0, 1),
+        collapse_padding=True,
+        pad_edge=False,
+        header_style="bold",
+    )
     table.add_column("method", no_wrap=True)
     for name in (*map(tokens, lengths), "all", "ranked first", "invalid"):
         table.add_column(name, justify="right")

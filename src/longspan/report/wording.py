@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from longspan.rotary.scaling import METHODS
+from longspan.tools.evaluation import Evaluation, MethodResult
 
 THOUSAND_TOKENS = 1024
 MILLION_TOKENS = 1024 * 1024
@@ -65,6 +68,29 @@ def method_title(method: str) -> str:
     ('YaRN', 'plain RoPE', 'mine')
     """
     return METHODS[method].title if method in METHODS else method
+
+
+def result_title(result: MethodResult) -> str:
+    """Returns a measured method's name in prose.
+
+    "none" is plain RoPE only where the checkpoint carries no scaling of its own.
+    """
+    scaled = any(block.get("rope_type", "default") != "default" for block in rope_blocks(result))
+    return "the checkpoint" if result.method == "none" and scaled else method_title(result.method)
+
+
+def title_in(evaluation: Evaluation, method: str) -> str:
+    """Returns the name in prose of one of an evaluation's methods."""
+    for result in evaluation.methods:
+        if result.method == method:
+            return result_title(result)
+    return method_title(method)
+
+
+def rope_blocks(result: MethodResult) -> list[dict[str, Any]]:
+    """Returns the rope parameters as a list, one block a kind of layer."""
+    nested = [value for value in result.rope_parameters.values() if isinstance(value, dict)]
+    return nested or [result.rope_parameters]
 
 
 def sentence(text: str) -> str:

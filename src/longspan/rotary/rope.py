@@ -123,7 +123,7 @@ class Rope:
         inv_freq = self.inv_freq(seq_len).to(positions.device)
         return rotation_table(positions, inv_freq, self.attention_factor, dtype=dtype, phase=phase)
 
-    def with_scaling(self, scaling: RopeScaling) -> Rope:
+    def with_scaling(self, scaling: RopeScaling | None) -> Rope:
         """Returns the same rotation under another scaling."""
         return replace(self, scaling=scaling)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from longspan.errors import ConfigError, InputError, OutputError
+from longspan.errors import ConfigError, InputError
+from longspan.files import whole_file, write_text
 from longspan.tools.evaluation import Protocol
 
 SAMPLES = 1024
@@ -39,7 +39,9 @@ class Cells:
         self.folder = None if folder is None else Path(folder)
         self._common = {**circumstances(dataclasses.asdict(protocol)), "weights": weights}
         if self.folder is not None:
-            self._check_writable(self.folder)
+            probe = self.folder / ".writable"
+            write_text(probe, "")
+            probe.unlink()
 
     def load(self, name: str, own: Mapping[str, Any]) -> dict[str, Tensor] | None:
         """Returns a cell's tensors, or None if it is not there.
@@ -78,37 +80,11 @@ class Cells:
         if self.folder is None:
             return
         data = save(dict(tensors), metadata={**self._common, **circumstances(own)})
-        self._write(self._path(name), data)
+        with whole_file(self._path(name)) as temporary:
+            temporary.write_bytes(data)
 
     def _path(self, name: str) -> Path:
         return Path(self.folder or ".") / f"{name}.safetensors"
-
-    def _check_writable(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._cannot_write(folder, error) from None
-        probe = folder / ".writable"
-        self._write(probe, b"")
-        probe.unlink(missing_ok=True)
-
-    def _write(self, path: Path, data: bytes) -> None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            try:
-                temporary.write_bytes(data)
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
-        except OSError as error:
-            raise self._cannot_write(path, error) from None
-
-    @staticmethod
-    def _cannot_write(path: Path, error: OSError) -> OutputError:
-        return OutputError(
-            f"cannot write {str(path)!r}: {error.strerror or error}. What is finished is kept; "
-            "free space or give another state folder, and run again."
-        )
 
 
 def circumstances(values: Mapping[str, Any]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longspan.adapters.extended import with_config
+from longspan.adapters.extended import check_loads, with_config
 from longspan.adapters.rope import rope_from_config
 from longspan.adapters.rotation import prove_rotation, require_family
 from longspan.errors import NumericalError, UnsupportedModelError
@@ -87,8 +87,10 @@ def save_extended(
 
     Raises:
         OutputError: if the folder exists, or cannot be written.
+        UnsupportedModelError: if transformers would not load it as planned.
         NumericalError: if the written config does not say what was planned.
     """
+    check_loads(model, planned.ropes)
     needs = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     with whole_folder(path, force=force, needs=needs) as temporary:
         model.save_pretrained(temporary)

@@ -22,6 +22,7 @@ from longspan.errors import ConfigError
 from longspan.rotary.rope import Rope
 from longspan.rotary.scaling import DynamicNTK, Llama3, RopeScaling, scaling_for_method
 from longspan.rotary.scaling.base import check_factor, check_length
+from longspan.tools.cautions import cautions
 
 DEFAULT_METHOD = "yarn"
 
@@ -126,7 +127,7 @@ def plan(
         removed=removed,
         kv_cache_bytes=kv_cache_bytes(updated, to),
         notes=(*before.notes, *lengths.notes),
-        warnings=(),
+        warnings=cautions(whole, ropes, lengths, to),
     )
 
 

@@ -9,19 +9,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from longspan.report.claims import nll_claim
-from longspan.report.labels import LineEnd, label_ends, label_room
+from longspan.report.labels import WIDTH, LineEnd, label_ends, labelled_axes
 from longspan.report.style import (
     figure_style,
     mark_trained,
     method_style,
-    titled_figure,
     token_axis,
 )
-from longspan.report.wording import counted, method_title, number
+from longspan.report.wording import counted, number, result_title, tokens
 from longspan.tools.evaluation import Bucket, Evaluation, MethodResult
 
-WIDTH, BODY = 7.2, 3.5
-LEFT, BOTTOM = 1.18, 0.55
+LEFT = 1.18  # inches for ticks and their label
 MOST_BUCKET_MARKS = 24
 
 
@@ -36,10 +34,7 @@ def nll_by_position(evaluation: Evaluation) -> Figure:
     claim = nll_claim(evaluation)
     ends = [line_end(result) for result in evaluation.methods]
     with figure_style():
-        figure, top = titled_figure(claim, note(evaluation), width=WIDTH, body=BODY)
-        height = float(figure.get_figheight())
-        left, bottom = LEFT / WIDTH, BOTTOM / height
-        axes = figure.add_axes((left, bottom, 1 - left - label_room(ends) / WIDTH, top - bottom))
+        figure, axes = labelled_axes(claim, note(evaluation), ends, LEFT)
         alpha = 0.13 if len(ends) <= 3 else 0.07  # many bands would turn to mud
         for order, result in enumerate(evaluation.methods):
             draw_method(axes, result, zorder=3 + order, alpha=alpha)
@@ -54,7 +49,9 @@ def note(evaluation: Evaluation) -> str:
     over = counted(evaluation.protocol.documents, "document")
     intervals = any(b.low is not None for result in evaluation.methods for b in result.buckets)
     bands = "with 95 % intervals" if intervals else "too few for intervals"
-    return f"Mean NLL by target position over {over}, {bands}. Lower is better."
+    window = evaluation.protocol.window
+    windows = f", read in windows of {tokens(window)}" if window is not None else ""
+    return f"Mean NLL by target position over {over}{windows}, {bands}. Lower is better."
 
 
 def middle(bucket: Bucket) -> float:
@@ -65,7 +62,7 @@ def middle(bucket: Bucket) -> float:
 def line_end(result: MethodResult) -> LineEnd:
     """Returns where a method's line ends, with its name and last value."""
     last = result.buckets[-1]
-    text = f"{method_title(result.method)} {number(last.nll)}"
+    text = f"{result_title(result)} {number(last.nll)}"
     return LineEnd(text=text, style=method_style(result.method), x=middle(last), y=last.nll)
 
 
@@ -74,9 +71,13 @@ def draw_method(axes: Axes, result: MethodResult, zorder: float, alpha: float) -
     style = method_style(result.method)
     xs = [middle(bucket) for bucket in result.buckets]
     axes.plot(
-        xs, [bucket.nll for bucket in result.buckets], color=style.color, marker=style.marker,
-        linestyle=style.linestyle, zorder=zorder,
-    )  # fmt: skip
+        xs,
+        [bucket.nll for bucket in result.buckets],
+        color=style.color,
+        marker=style.marker,
+        linestyle=style.linestyle,
+        zorder=zorder,
+    )
     lows = [math.nan if bucket.low is None else bucket.low for bucket in result.buckets]
     highs = [math.nan if bucket.high is None else bucket.high for bucket in result.buckets]
     axes.fill_between(xs, lows, highs, color=style.color, alpha=alpha, linewidth=0, zorder=2)
@@ -91,17 +92,22 @@ def lone_intervals(result: MethodResult) -> list[int]:
 
 
 def position_axis(axes: Axes, evaluation: Evaluation) -> None:
-    """Sets the log₂ axis from the first bucket's middle to the last position measured."""
+    """Sets the log₂ axis from the first bucket's middle to the last position measured.
+
+    Read in windows, a position is not the place it was read at, and the trained length no mark.
+    """
     trained, buckets = evaluation.protocol.trained_length, evaluation.methods[0].buckets
-    low = min(middle(buckets[0]), trained) / 1.2
-    high = max(buckets[-1].stop, trained) * 1.04
-    token_axis(axes, "x", low, high)
+    whole = evaluation.protocol.window is None
+    low, high = middle(buckets[0]), buckets[-1].stop
+    if whole:
+        mark_trained(axes, trained)
+        low, high = min(low, trained), max(high, trained)
+    token_axis(axes, "x", low / 1.2, high * 1.04)
     edges = [bucket.stop for bucket in buckets]
     if len(edges) <= MOST_BUCKET_MARKS:
         axes.xaxis.set_minor_locator(FixedLocator(edges))
     axes.set_xlabel("target position, tokens")
     axes.grid(visible=False, axis="x")
-    mark_trained(axes, trained)
 
 
 def nll_axis(axes: Axes) -> None:

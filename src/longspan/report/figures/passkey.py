@@ -16,6 +16,7 @@ from longspan.report.passkey import (
     passkey_claim,
     passkey_lengths,
     passkey_methods,
+    score,
     tally,
     trials_of,
 )
@@ -30,7 +31,7 @@ from longspan.report.style import (
     method_style,
     titled_figure,
 )
-from longspan.report.wording import method_title, sentence, tokens
+from longspan.report.wording import sentence, title_in, tokens
 from longspan.tools.evaluation import Evaluation
 
 WIDTH, CELL_WIDTH, MOST_CELL_WIDTH, CELL_HEIGHT = 7.2, 0.42, 1.3, 0.21
@@ -85,11 +86,15 @@ def panel_grid(evaluation: Evaluation, columns: int, rows: int) -> tuple[Figure,
     figure, top = titled_figure(passkey_claim(evaluation), NOTE, width=width, body=body)
     height = float(figure.get_figheight())
     grid = figure.add_gridspec(
-        rows, columns,
-        left=LEFT / width, right=(LEFT + inner) / width,
-        top=top - HEAD * 0.5 / height, bottom=(KEY + FOOT) / height,
-        wspace=GAP / panel_width, hspace=(HEAD + FOOT) / panel_height,
-    )  # fmt: skip
+        rows,
+        columns,
+        left=LEFT / width,
+        right=(LEFT + inner) / width,
+        top=top - HEAD * 0.5 / height,
+        bottom=(KEY + FOOT) / height,
+        wspace=GAP / panel_width,
+        hspace=(HEAD + FOOT) / panel_height,
+    )
     count = len(passkey_methods(evaluation))
     return figure, [figure.add_subplot(grid[i // columns, i % columns]) for i in range(count)]
 
@@ -116,11 +121,9 @@ def draw_panel(axes: Axes, evaluation: Evaluation, method: str) -> None:
     axes.tick_params(length=0, labelsize=8.5)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    whole = tally(trials_of(evaluation, method))
-    axes.set_title(
-        f"{sentence(method_title(method))}\n{whole.found} of {whole.valid} found", loc="left",
-        fontsize=9.2, pad=15, color=INK, linespacing=1.3,
-    )  # fmt: skip
+    whole = score(tally(trials_of(evaluation, method)))
+    title = f"{sentence(title_in(evaluation, method))}\n{whole} found"
+    axes.set_title(title, loc="left", fontsize=9.2, pad=15, color=INK, linespacing=1.3)
     mark_trained(axes, sum(n <= evaluation.protocol.trained_length for n in lengths))
 
 
@@ -133,7 +136,7 @@ def depth_names(depths: Sequence[float]) -> list[str]:
 def draw_cell(axes: Axes, column: int, row: int, cell: Tally, color: str) -> None:
     """Draws one depth and length: filled as far as found, crossed out, hatched, or left empty."""
     x, y, wide, high = column + 0.05, row + 0.07, 0.9, 0.86
-    if not cell.valid:
+    if cell.rate is None:
         if cell.invalid:
             axes.add_patch(
                 Rectangle((x, y), wide, high, fill=False, hatch="/////", edgecolor=MUTED, lw=0)
@@ -146,9 +149,15 @@ def draw_cell(axes: Axes, column: int, row: int, cell: Tally, color: str) -> Non
         axes.plot(column + 0.5, row + 0.5, marker="x", color=MUTED, markersize=5, mew=1.3)
     elif cell.missed:
         axes.text(
-            column + 0.5, row + 0.5, cell.fraction, ha="center", va="center_baseline",
-            fontsize=7.5, color=INK, bbox=dict(facecolor=PAPER, edgecolor="none", pad=1.2),
-        )  # fmt: skip
+            column + 0.5,
+            row + 0.5,
+            cell.fraction,
+            ha="center",
+            va="center_baseline",
+            fontsize=7.5,
+            color=INK,
+            bbox=dict(facecolor=PAPER, edgecolor="none", pad=1.2),
+        )
 
 
 def draw_key(figure: Figure) -> None:
@@ -159,7 +168,15 @@ def draw_key(figure: Figure) -> None:
         Patch(fill=False, hatch="/////", edgecolor=MUTED, lw=0, label="invalid, not counted"),
     ]
     figure.legend(
-        handles=kinds, loc="lower left", bbox_to_anchor=(LEFT / figure.get_figwidth(), 0.0),
-        ncols=3, frameon=False, fontsize=8.8, labelcolor=MUTED, borderpad=0.3,
-        handlelength=1.5, handleheight=1.0, columnspacing=1.6,
-    )  # fmt: skip
+        handles=kinds,
+        loc="lower left",
+        bbox_to_anchor=(LEFT / figure.get_figwidth(), 0.0),
+        ncols=3,
+        frameon=False,
+        fontsize=8.8,
+        labelcolor=MUTED,
+        borderpad=0.3,
+        handlelength=1.5,
+        handleheight=1.0,
+        columnspacing=1.6,
+    )

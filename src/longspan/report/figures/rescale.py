@@ -9,21 +9,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from longspan.errors import ConfigError
-from longspan.report.labels import LineEnd, label_ends, label_room
+from longspan.report.labels import LineEnd, label_ends, labelled_axes
 from longspan.report.style import (
     figure_style,
     log_axis,
     mark_trained,
     method_style,
-    titled_figure,
     token_axis,
 )
 from longspan.report.wording import sentence, tokens
 from longspan.rotary.frequencies import rope_frequencies, wavelengths
 from longspan.rotary.scaling import RopeScaling
 
-WIDTH, BODY = 7.2, 3.5
-LEFT, BOTTOM = 0.8, 0.55
+LEFT = 0.8  # inches for ticks and their label
 KEPT = 0.01
 """A pair counts as kept while its λ is within this share of 1."""
 
@@ -44,7 +42,7 @@ def rescale_factors(
         rope_theta: the frequency base.
         trained_length: tokens; the dashed line.
         seq_len: the length for tables that depend on it; unless given, the trained length times
-            the largest factor.
+            the largest factor, at least twice it.
 
     Raises:
         ConfigError: if there are no scalings, or `rotary_dim` or `rope_theta` is not allowed.
@@ -52,16 +50,19 @@ def rescale_factors(
     if not scalings:
         raise ConfigError("scalings must hold at least one method, got none.")
     if seq_len is None:
-        seq_len = round(trained_length * max(scaling.factor or 1.0 for scaling in scalings))
+        largest = max(scaling.factor or 1.0 for scaling in scalings)
+        seq_len = round(trained_length * max(largest, 2.0))
     waves = wavelengths(rope_frequencies(rotary_dim, rope_theta)).tolist()
-    rows = {
-        index: scaling.rescale_factors(rotary_dim, rope_theta, seq_len).tolist()
-        for index, scaling in enumerate(scalings)
-    }
-    lines = [(scaling, rows[index]) for index, scaling in enumerate(scalings)]
+    lines = [
+        (scaling, scaling.rescale_factors(rotary_dim, rope_theta, seq_len).tolist())
+        for scaling in scalings
+    ]
     # Equal ends are told apart by the whole line: those that rise earlier are named higher.
     lines.sort(key=lambda line: sum(math.log(factor) for factor in line[1]))
-    return draw_lines(lines, waves, trained_length, note_of(rotary_dim, rope_theta, seq_len))
+    note = f"λ divides a pair's speed. rotary_dim {rotary_dim}, rope_theta {rope_theta:,.0f}."
+    if any(scaling.depends_on_length for scaling in scalings):
+        note += f" Tables that depend on the length are those at {tokens(seq_len)} tokens."
+    return draw_lines(lines, waves, trained_length, note)
 
 
 def draw_lines(
@@ -76,17 +77,19 @@ def draw_lines(
         for scaling, row in lines
     ]
     with figure_style():
-        figure, top = titled_figure(rescale_claim(lines), note, width=WIDTH, body=BODY)
-        height = float(figure.get_figheight())
-        left, bottom = LEFT / WIDTH, BOTTOM / height
-        axes = figure.add_axes((left, bottom, 1 - left - label_room(ends) / WIDTH, top - bottom))
+        figure, axes = labelled_axes(rescale_claim(lines), note, ends, LEFT)
         every = max(1, len(waves) // 8)
         for order, (scaling, row) in enumerate(lines):
             style = method_style(scaling.method)
             axes.plot(
-                waves, row, color=style.color, marker=style.marker, linestyle=style.linestyle,
-                markevery=(order % every, every), zorder=3 + order + 20 * (style.linestyle != "-"),
-            )  # fmt: skip
+                waves,
+                row,
+                color=style.color,
+                marker=style.marker,
+                linestyle=style.linestyle,
+                markevery=(order % every, every),
+                zorder=3 + order + 20 * (style.linestyle != "-"),
+            )
         axes.set_xlabel("wavelength of the pair before scaling, tokens")
         axes.set_ylabel("rescale factor λ")
         token_axis(axes, "x", waves[0] / 1.2, max(waves[-1], trained_length) * 1.1)
@@ -97,28 +100,24 @@ def draw_lines(
 
 
 def factor_axis(axes: Axes, factors: list[float]) -> None:
-    """Sets the log₂ axis of λ with a tick at every power of 2 that is reached."""
-    low, high = min(factors), max(factors)
+    """Sets the log₂ axis of λ, 1 included, with a tick at every power of 2 that is reached."""
+    low, high = min(1.0, *factors), max(factors)
     first, last = math.floor(math.log2(low) + 0.1), math.ceil(math.log2(high))
     ticks = [2.0**power for power in range(first, max(last, first + 1) + 1)]
     margin = (ticks[-1] / ticks[0]) ** 0.05
     log_axis(
-        axes, "y", min(low, ticks[0]) / margin, max(high, ticks[-1]) * margin, ticks,
+        axes,
+        "y",
+        min(low, ticks[0]) / margin,
+        max(high, ticks[-1]) * margin,
+        ticks,
         [f"{tick:g}" for tick in ticks],
-    )  # fmt: skip
+    )
 
 
 def name(scaling: RopeScaling) -> str:
     """Returns the method's name and, where it is not 1, its factor."""
     return f"{scaling.title} {scaling.factor:g}×" if (scaling.factor or 1) > 1 else scaling.title
-
-
-def note_of(rotary_dim: int, rope_theta: float, seq_len: int) -> str:
-    """Returns the setting under the title."""
-    return (
-        f"λ divides a pair's speed. rotary_dim {rotary_dim}, rope_theta {rope_theta:,.0f}; "
-        f"tables that depend on the length are those at {tokens(seq_len)} tokens."
-    )
 
 
 def rescale_claim(lines: list[tuple[RopeScaling, list[float]]]) -> str:
@@ -132,7 +131,7 @@ def rescale_claim(lines: list[tuple[RopeScaling, list[float]]]) -> str:
     if not kept:
         return sentence(f"{lines[0][0].title} keeps all {pairs} pairs as trained")
     most, fewest = max(kept), min(kept)
-    claim = f"{most[1]} keeps {most[0]} of {pairs} pairs as trained"
+    claim = f"{most[1]} keeps {most[0] or 'none'} of {pairs} pairs as trained"
     if most[0] == fewest[0]:
         return sentence(claim)
     return sentence(f"{claim}; {fewest[1]} keeps {fewest[0] or 'none'}")

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from longspan.errors import OutputError
-from longspan.report.files import replace_file
+from longspan.files import whole_file
 from longspan.report.style import figure_style
 
 DPI = 150
@@ -30,7 +30,9 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
             f"a figure's file must end in .png or .svg, got {str(path)!r}. "
             "Rename it, such as figure.svg."
         )
-    return replace_file(path, figure_bytes(figure, suffix))
+    with whole_file(Path(path)) as temporary:
+        temporary.write_bytes(figure_bytes(figure, suffix))
+    return Path(path)
 
 
 def figure_bytes(figure: Figure, suffix: str, *, transparent: bool = False) -> bytes:
@@ -38,9 +40,7 @@ def figure_bytes(figure: Figure, suffix: str, *, transparent: bool = False) -> b
     buffer = io.BytesIO()
     metadata = {"Software": None} if suffix == "png" else dict.fromkeys(SVG_METADATA)
     with figure_style():
-        figure.savefig(
-            buffer, format=suffix, dpi=DPI, metadata=metadata, transparent=transparent
-        )
+        figure.savefig(buffer, format=suffix, dpi=DPI, metadata=metadata, transparent=transparent)
     return buffer.getvalue()
 
 

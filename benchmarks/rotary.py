@@ -1,0 +1,257 @@
+"""Times one rotation of q and k against other libraries, and against copying them.
+
+    python benchmarks/rotary.py --json docs/results/rotary.json
+
+Every contender gets the same q, k and positions, and a ready table where it takes one. They run in
+turn within each repeat, so a slow moment of the machine falls on all of them; medians are shown.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import cast
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+from rotary_embedding_torch import RotaryEmbedding
+from torch import Tensor
+from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as cohere_rotation
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama_rotation
+
+from longspan.rotary.frequencies import rope_frequencies
+from longspan.rotary.rotate import apply_rotation, rotation_table
+from longspan.rotary.turn import Impl, Layout, choose_impl
+
+THETA = 10_000.0
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of one layer's q and k, B = 1."""
+
+    heads: int
+    kv_heads: int
+    tokens: int
+    head_dim: int
+
+
+@dataclass
+class Row:
+    """One contender's result in one setting."""
+
+    layout: str
+    dtype: str
+    direction: str
+    contender: str
+    median_ms: float
+    fastest_ms: float
+    to_clone: float
+    to_transformers: float
+    error: float | None
+    """Largest |difference| from the float64 rotation of q; None for the copy."""
+
+
+def contenders(layout: Layout, dtype: torch.dtype, shape: Shape) -> dict[str, Rotation]:
+    """Returns every rotation of this layout, by name."""
+    positions, inv_freq = torch.arange(shape.tokens), rope_frequencies(shape.head_dim, THETA)
+    table = rotation_table(positions, inv_freq)
+    theirs = {"half": llama_rotation, "interleaved": cohere_rotation}[layout]
+    compiled = torch.compile(theirs)
+    cos, sin = (spread(part, layout).to(dtype) for part in table)
+
+    def ours(impl: Impl) -> Rotation:
+        return lambda q, k: (
+            apply_rotation(q, table, layout, impl),
+            apply_rotation(k, table, layout, impl),
+        )
+
+    rotations: dict[str, Rotation] = {
+        "clone": lambda q, k: (q.clone(), k.clone()),
+        "transformers eager": lambda q, k: theirs(q, k, cos, sin),
+        "transformers compiled": lambda q, k: compiled(q, k, cos, sin),
+        "longspan eager": ours("eager"),
+        "longspan compiled": ours("compiled"),
+    }
+    if layout == "interleaved":
+        other = RotaryEmbedding(shape.head_dim, theta=THETA)
+        turn = other.rotate_queries_or_keys
+        rotations["rotary-embedding-torch"] = lambda q, k: (turn(q), turn(k))
+    return rotations
+
+
+def spread(part: Tensor, layout: Layout) -> Tensor:
+    """Returns cos or sin laid out as transformers wants it, [1, T, D]."""
+    whole = torch.cat((part, part), -1) if layout == "half" else part.repeat_interleave(2, -1)
+    return whole[None]
+
+
+def forward_and_backward(rotation: Rotation, grads: tuple[Tensor, Tensor]) -> Rotation:
+    """Returns the rotation followed by its backward, from given gradients to q's and k's."""
+
+    def run(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
+            return cast("tuple[Tensor, Tensor]", torch.autograd.grad(rotation(q, k), (q, k), grads))
+
+    return run
+
+
+def twice(copy: Rotation, grads: tuple[Tensor, Tensor]) -> Rotation:
+    """Returns the copy of q and k and of their gradients: the least a backward must write."""
+    return lambda q, k: (*copy(q, k), *copy(*grads))[:2]
+
+
+@torch.no_grad()
+def time_in_turn(
+    rotations: dict[str, Rotation], q: Tensor, k: Tensor, repeats: int
+) -> dict[str, list[float]]:
+    """Returns each contender's milliseconds, one a repeat, taken in turn after two warm-ups."""
+    for rotation in rotations.values():
+        rotation(q, k)
+        rotation(q, k)
+    times: dict[str, list[float]] = {name: [] for name in rotations}
+    gc.disable()
+    for _ in range(repeats):
+        for name, rotation in rotations.items():
+            start = time.perf_counter()
+            rotation(q, k)
+            times[name].append((time.perf_counter() - start) * 1e3)
+    gc.enable()
+    return times
+
+
+@torch.no_grad()
+def errors(
+    rotations: dict[str, Rotation], q: Tensor, k: Tensor, layout: Layout
+) -> dict[str, float | None]:
+    """Returns each contender's largest distance from the float64 rotation, on the first heads."""
+    q, k = q[:, :4], k[:, :4]
+    positions, inv_freq = torch.arange(q.shape[2]), rope_frequencies(q.shape[3], THETA)
+    table = rotation_table(positions, inv_freq, dtype=torch.float64)
+    exact = apply_rotation(q.double(), table, layout)
+    found: dict[str, float | None] = {
+        name: (rotation(q, k)[0].double() - exact).abs().max().item()
+        for name, rotation in rotations.items()
+    }
+    found["clone"] = None
+    found["one rounding"] = (exact.to(q.dtype).double() - exact).abs().max().item()
+    return found
+
+
+def measure(layout: Layout, dtype_name: str, shape: Shape, repeats: int) -> Iterator[Row]:
+    """Yields the rows of one layout and dtype, forward and then forward with backward."""
+    dtype = DTYPES[dtype_name]
+    random = torch.Generator().manual_seed(0)
+    q, k = (
+        torch.randn(1, heads, shape.tokens, shape.head_dim, generator=random).to(dtype)
+        for heads in (shape.heads, shape.kv_heads)
+    )
+    grads = torch.randn_like(q), torch.randn_like(k)
+    forward = contenders(layout, dtype, shape)
+    with_backward = {name: forward_and_backward(each, grads) for name, each in forward.items()}
+    with_backward["clone"] = twice(forward["clone"], grads)
+    found = errors(forward, q, k, layout)
+    for direction, rotations in (("forward", forward), ("forward+backward", with_backward)):
+        times = time_in_turn(rotations, q, k, repeats)
+        medians = {name: statistics.median(each) for name, each in times.items()}
+        for name, median in medians.items():
+            yield Row(
+                layout=layout,
+                dtype=dtype_name,
+                direction=direction,
+                contender=name,
+                median_ms=median,
+                fastest_ms=min(times[name]),
+                to_clone=median / medians["clone"],
+                to_transformers=median / medians["transformers eager"],
+                error=found[name],
+            )
+    yield Row(layout, dtype_name, "", "one rounding", 0, 0, 0, 0, found["one rounding"])
+
+
+def shown(rows: list[Row], console: Console) -> None:
+    """Prints one table a setting."""
+    rounding = {(r.layout, r.dtype): r.error for r in rows if r.contender == "one rounding"}
+    for setting in dict.fromkeys((r.layout, r.dtype, r.direction) for r in rows if r.direction):
+        layout, dtype, direction = setting
+        table = Table(
+            "contender", "median ms", "fastest ms", "× clone", "transformers eager ÷", "error",
+            title=f"{layout}, {dtype}, {direction}; one rounding {rounding[layout, dtype]:.1e}",
+        )  # fmt: skip
+        for row in rows:
+            if (row.layout, row.dtype, row.direction) == setting:
+                table.add_row(
+                    row.contender,
+                    f"{row.median_ms:.2f}",
+                    f"{row.fastest_ms:.2f}",
+                    f"{row.to_clone:.2f}",
+                    f"{1 / row.to_transformers:.2f}",
+                    "" if row.error is None else f"{row.error:.1e}",
+                )
+        console.print(table)
+
+
+def protocol(shape: Shape, repeats: int) -> dict[str, object]:
+    """Returns what a reader needs to repeat the measurement."""
+    return {
+        "shape": asdict(shape),
+        "repeats": repeats,
+        "threads": torch.get_num_threads(),
+        "processor": platform.processor() or platform.machine(),
+        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+        "load_average_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "versions": {
+            name: version(name)
+            for name in ("torch", "transformers", "rotary-embedding-torch", "longspan")
+        },
+        "auto_chooses": {
+            layout: choose_impl(torch.empty(1, shape.heads, shape.tokens, shape.head_dim), layout)
+            for layout in ("half", "interleaved")
+        },
+    }
+
+
+@click.command()
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the result here too.")
+@click.option("--repeats", default=30, show_default=True)
+@click.option("--heads", default=32, show_default=True)
+@click.option("--kv-heads", default=8, show_default=True)
+@click.option("--tokens", default=4096, show_default=True)
+@click.option("--head-dim", default=128, show_default=True)
+@click.option("--threads", default=2, show_default=True)
+def main(path: Path | None, repeats: int, threads: int, **sizes: int) -> None:
+    """Times the rotation of one layer's q and k."""
+    torch.set_num_threads(threads)
+    shape, console = Shape(**sizes), Console()
+    facts = protocol(shape, repeats)
+    console.print(facts)
+    rows = [
+        row
+        for layout in ("half", "interleaved")
+        for dtype in DTYPES
+        for row in measure(layout, dtype, shape, repeats)
+    ]
+    shown(rows, console)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + ".part")
+        result = {"protocol": facts, "rows": [asdict(row) for row in rows]}
+        temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m longspan`, the same as `longspan`."""
+
+from longspan.cli.main import main
+
+main()

@@ -1,0 +1,198 @@
+"""Who sees whom, by storage index: the mask at given positions, documents and absent slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longspan.errors import ShapeError
+from longspan.masks import Coverage, Mask, Span
+
+FARTHEST = torch.iinfo(torch.int64).max
+
+
+class Run(NamedTuple):
+    """Neighbouring keys, by storage index."""
+
+    start: int
+    stop: int
+    whole: bool = False
+    """True where every query of the tile sees every key of the run."""
+
+
+@dataclass(frozen=True, eq=False)
+class Visibility:
+    """A mask laid over stored queries and keys.
+
+    Positions and documents are [1, …] where all rows of the batch share them, else [B, …].
+    """
+
+    mask: Mask | None
+    q_pos: Tensor
+    k_pos: Tensor
+    q_doc: Tensor | None
+    k_doc: Tensor | None
+    in_order: bool
+    """Keys are at 0 … S − 1 and queries the last T of them."""
+
+    @staticmethod
+    def of(
+        q: Tensor,
+        k: Tensor,
+        mask: Mask | None,
+        q_pos: Tensor | None,
+        k_pos: Tensor | None,
+        q_doc: Tensor | None,
+        k_doc: Tensor | None,
+    ) -> Visibility:
+        """Returns the mask over the given positions, by default aligned bottom-right.
+
+        Raises:
+            ShapeError: for positions or documents of another shape or dtype, or documents of
+                only one side.
+        """
+        batch, _, queries, _ = q.shape
+        keys = k.shape[2]
+        if k_doc is None and queries == keys:
+            k_doc = q_doc
+        if (q_doc is None) != (k_doc is None):
+            raise ShapeError("q_doc and k_doc go together: give both, or neither.")
+        bottom_right = torch.arange(keys - queries, keys, device=q.device)
+        in_storage = torch.arange(keys, device=q.device)
+        q_rows = _rows("q_pos", bottom_right if q_pos is None else q_pos, batch, queries)
+        k_rows = _rows("k_pos", in_storage if k_pos is None else k_pos, batch, keys)
+        return Visibility(
+            mask,
+            q_rows,
+            k_rows,
+            None if q_doc is None else _rows("q_doc", q_doc, batch, queries),
+            None if k_doc is None else _rows("k_doc", k_doc, batch, keys),
+            in_order=_same(q_rows, bottom_right) and _same(k_rows, in_storage),
+        )
+
+    @property
+    def hides(self) -> bool:
+        """True where some pair may be hidden."""
+        absent = not self.in_order and bool((self.k_pos < 0).any())
+        return self.mask is not None or self.q_doc is not None or absent
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """T and S."""
+        return self.q_pos.shape[-1], self.k_pos.shape[-1]
+
+    def everything(self) -> Tensor:
+        """Returns who sees whom, all T·S pairs: [1 or B, 1, T, S]. For the specification."""
+        queries, keys = self.shape
+        return self.tile(slice(0, queries), [Run(0, keys)])
+
+    def tile(self, rows: slice, runs: Sequence[Run]) -> Tensor:
+        """Returns who sees whom in a tile, bool [1 or B, 1, t, s]; whole runs are not looked at."""
+        pieces = [self._piece(rows, run) for run in runs]
+        batch = max(piece.shape[0] for piece in pieces)
+        return torch.cat([piece.expand(batch, -1, -1) for piece in pieces], dim=-1).unsqueeze(1)
+
+    def _piece(self, rows: slice, run: Run) -> Tensor:
+        q_pos, k_pos = self.q_pos[:, rows], self.k_pos[:, run.start : run.stop]
+        shape = (max(len(q_pos), len(k_pos)), q_pos.shape[1], k_pos.shape[1])
+        if run.whole:
+            return q_pos.new_ones((1, 1, 1), dtype=torch.bool).expand(shape)
+        visible = (k_pos >= 0).unsqueeze(-2)
+        if self.mask is not None:
+            visible = visible & self.mask(q_pos, k_pos)
+        if self.q_doc is not None and self.k_doc is not None:
+            keys = self.k_doc[:, None, run.start : run.stop]
+            visible = visible & (self.q_doc[:, rows, None] == keys)
+        return visible.expand(max(shape[0], len(visible)), *shape[1:])
+
+    def positions(self, rows: slice, runs: Sequence[Run]) -> tuple[Tensor, Tensor]:
+        """Returns the positions of a tile's queries and keys, [t] and [s], or [B, …]."""
+        q_pos = self.q_pos[:, rows]
+        k_pos = torch.cat([self.k_pos[:, run.start : run.stop] for run in runs], dim=1)
+        return _shared(q_pos), _shared(k_pos)
+
+    def grid(self, query_tile: int, key_block: int) -> Grid:
+        """Returns the spans of all tiles of queries and blocks of keys."""
+        present = self.k_pos >= 0
+        k_span = Span(
+            _blocks(torch.where(present, self.k_pos, FARTHEST), key_block).amin(-1),
+            _blocks(torch.where(present, self.k_pos, -1), key_block).amax(-1),
+        )
+        return Grid(
+            self.mask,
+            _span(self.q_pos, query_tile),
+            k_span,
+            _blocks(present, key_block).all(-1),
+            None if self.q_doc is None else _span(self.q_doc, query_tile),
+            None if self.k_doc is None else _span(self.k_doc, key_block),
+        )
+
+
+class Grid(NamedTuple):
+    """The spans of n tiles of queries and m blocks of keys, [1 or B, n] and [1 or B, m]."""
+
+    mask: Mask | None
+    q: Span
+    k: Span
+    present: Tensor
+    """True where no key of the block is absent."""
+    q_doc: Span | None
+    k_doc: Span | None
+
+    def coverage(self, tiles: slice) -> Coverage:
+        """Returns what is known of some tiles of queries against all blocks, each [t, m]."""
+        q, k = _across(self.q, tiles), _down(self.k)
+        some = (k.high >= 0).expand(len(k.high), q.low.shape[1], -1)
+        whole = self.present.unsqueeze(1)
+        if self.mask is not None:
+            found = self.mask.coverage(q, k)
+            some, whole = some & found.some, whole & found.all
+        if self.q_doc is not None and self.k_doc is not None:
+            q, k = _across(self.q_doc, tiles), _down(self.k_doc)
+            some = some & (q.low <= k.high) & (k.low <= q.high)
+            whole = whole & (q.low == k.high) & (k.low == q.high)
+        return Coverage(some.any(0), (whole & some).all(0))
+
+
+def _across(span: Span, tiles: slice) -> Span:
+    return Span(*(end[:, tiles].unsqueeze(2) for end in span))
+
+
+def _down(span: Span) -> Span:
+    return Span(*(end.unsqueeze(1) for end in span))
+
+
+def _blocks(rows: Tensor, size: int) -> Tensor:
+    """Returns [B, N] cut in blocks, [B, n, size]; the last is filled up with the last element."""
+    missing = -rows.shape[1] % size
+    if missing:
+        rows = torch.cat((rows, rows[:, -1:].expand(-1, missing)), dim=1)
+    return rows.unflatten(1, (-1, size))
+
+
+def _span(rows: Tensor, size: int) -> Span:
+    blocks = _blocks(rows, size)
+    return Span(blocks.amin(-1), blocks.amax(-1))
+
+
+def _rows(name: str, given: Tensor, batch: int, length: int) -> Tensor:
+    if given.dtype != torch.int64:
+        raise ShapeError(f"{name} must be int64, got {given.dtype}.")
+    if tuple(given.shape) not in {(length,), (1, length), (batch, length)}:
+        raise ShapeError(
+            f"{name} must be [{length}] or [{batch}, {length}], a number a token, "
+            f"got {tuple(given.shape)}."
+        )
+    return given if given.dim() == 2 else given.unsqueeze(0)
+
+
+def _same(rows: Tensor, row: Tensor) -> bool:
+    return len(rows) == 1 and torch.equal(rows[0], row)
+
+
+def _shared(rows: Tensor) -> Tensor:
+    return rows[0] if len(rows) == 1 else rows

@@ -1,0 +1,106 @@
+"""The run behind `longspan evaluate`: load, measure with progress, leave a folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from longspan.adapters.load import load_model
+from longspan.files import refuse_existing, write_text
+from longspan.report.figures import nll_by_position, passkey_grid, save_figure
+from longspan.report.page import evaluation_page, write_page
+from longspan.report.tables import evaluation_heading, evaluation_table, passkey_table
+from longspan.tools.evaluate import evaluate
+from longspan.tools.evaluation import Evaluation, to_json
+from longspan.tools.measuring import Progress as Tell
+from longspan.tools.texts import read_texts
+
+RESULT, PAGE, PARTS = "evaluation.json", "index.html", "parts"
+
+
+def run(
+    model: str,
+    place: Path,
+    *,
+    force: bool,
+    command: str,
+    texts: tuple[str, ...],
+    dtype: str,
+    trust_remote_code: bool,
+    passkey: tuple[int, ...],
+    depths: list[float],
+    original: int | None,
+    quiet: bool,
+    **settings: Any,
+) -> Evaluation:
+    """Measures, writes JSON, figures and page into `place`, and prints the table.
+
+    Finished parts are kept in `place` until the result is whole; an unfinished run goes on.
+    """
+    refuse_existing(place / RESULT, force=force)
+    if force:
+        shutil.rmtree(place / PARTS, ignore_errors=True)
+    sources = read_texts(texts)
+    loaded, tokenizer = load_model(
+        model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+    )
+    with shown_progress() as tell:
+        evaluation = evaluate(
+            loaded,
+            tokenizer,
+            sources,
+            passkey=(list(passkey), depths) if passkey else None,
+            original_max_position_embeddings=original,
+            name=model,
+            progress=tell,
+            state_dir=place / PARTS,
+            **settings,
+        )
+    write_result(evaluation, place, command)
+    if not quiet:
+        print_result(evaluation, place)
+    return evaluation
+
+
+def write_result(evaluation: Evaluation, place: Path, command: str) -> None:
+    """Writes the figures and the page, then the JSON that says the result is whole."""
+    save_figure(nll_by_position(evaluation), place / "nll.png")
+    if evaluation.passkey:
+        save_figure(passkey_grid(evaluation), place / "passkey.png")
+    write_page(place / PAGE, evaluation_page(evaluation, command=command))
+    write_text(place / RESULT, to_json(evaluation))
+
+
+def print_result(evaluation: Evaluation, place: Path) -> None:
+    """Prints the tables, and where the page and the JSON are."""
+    console = Console()
+    console.print(evaluation_heading(evaluation))
+    console.print(evaluation_table(evaluation))
+    if evaluation.passkey:
+        console.print(passkey_table(evaluation))
+    console.print(f"Page: {place / PAGE}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"JSON: {place / RESULT}", soft_wrap=True, highlight=False, markup=False)
+
+
+@contextmanager
+def shown_progress() -> Iterator[Tell]:
+    """Yields a progress callback: a bar on a terminal's standard error, else a line a part."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what, done, parts: console.print(
+            f"[{done}/{parts}] {what}", soft_wrap=True, highlight=False, markup=False
+        )
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("loading")
+        yield lambda what, done, parts: bar.update(
+            task, description=what, completed=done, total=parts
+        )
