@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import groupby, product
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 import click
 import torch
@@ -33,7 +34,7 @@ from longspan.rotary.frequencies import rope_frequencies
 from longspan.rotary.rotate import apply_rotation, rotation_table
 from longspan.rotary.turn import Impl, Layout, choose_impl
 
-THETA = 10_000.0
+THETA = 10_000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -58,10 +59,14 @@ class Row:
     contender: str
     median_ms: float
     fastest_ms: float
-    to_clone: float
-    to_transformers: float
+    of_clone: float
+    """The median as a multiple of the copy's."""
+    over_transformers: float
+    """How many times as fast as transformers eager."""
     error: float | None
     """Largest |difference| from the float64 rotation of q; None for the copy."""
+    one_rounding: float
+    """That of the float64 rotation itself, rounded once to the dtype."""
 
 
 def contenders(layout: Layout, dtype: torch.dtype, shape: Shape) -> dict[str, Rotation]:
@@ -136,8 +141,8 @@ def time_in_turn(
 @torch.no_grad()
 def errors(
     rotations: dict[str, Rotation], q: Tensor, k: Tensor, layout: Layout
-) -> dict[str, float | None]:
-    """Returns each contender's largest distance from the float64 rotation, on the first heads."""
+) -> tuple[dict[str, float | None], float]:
+    """Returns each contender's largest distance from the float64 rotation, and one rounding's."""
     q, k = q[:, :4], k[:, :4]
     positions, inv_freq = torch.arange(q.shape[2]), rope_frequencies(q.shape[3], THETA)
     table = rotation_table(positions, inv_freq, dtype=torch.float64)
@@ -147,8 +152,7 @@ def errors(
         for name, rotation in rotations.items()
     }
     found["clone"] = None
-    found["one rounding"] = (exact.to(q.dtype).double() - exact).abs().max().item()
-    return found
+    return found, (exact.to(q.dtype).double() - exact).abs().max().item()
 
 
 def measure(layout: Layout, dtype_name: str, shape: Shape, repeats: int) -> Iterator[Row]:
@@ -163,7 +167,7 @@ def measure(layout: Layout, dtype_name: str, shape: Shape, repeats: int) -> Iter
     forward = contenders(layout, dtype, shape)
     with_backward = {name: forward_and_backward(each, grads) for name, each in forward.items()}
     with_backward["clone"] = twice(forward["clone"], grads)
-    found = errors(forward, q, k, layout)
+    found, one_rounding = errors(forward, q, k, layout)
     for direction, rotations in (("forward", forward), ("forward+backward", with_backward)):
         times = time_in_turn(rotations, q, k, repeats)
         medians = {name: statistics.median(each) for name, each in times.items()}
@@ -175,32 +179,33 @@ def measure(layout: Layout, dtype_name: str, shape: Shape, repeats: int) -> Iter
                 contender=name,
                 median_ms=median,
                 fastest_ms=min(times[name]),
-                to_clone=median / medians["clone"],
-                to_transformers=median / medians["transformers eager"],
+                of_clone=median / medians["clone"],
+                over_transformers=medians["transformers eager"] / median,
                 error=found[name],
+                one_rounding=one_rounding,
             )
-    yield Row(layout, dtype_name, "", "one rounding", 0, 0, 0, 0, found["one rounding"])
 
 
-def shown(rows: list[Row], console: Console) -> None:
+def show(rows: list[Row], console: Console) -> None:
     """Prints one table a setting."""
-    rounding = {(r.layout, r.dtype): r.error for r in rows if r.contender == "one rounding"}
-    for setting in dict.fromkeys((r.layout, r.dtype, r.direction) for r in rows if r.direction):
-        layout, dtype, direction = setting
+    for _, group in groupby(rows, key=lambda row: (row.layout, row.dtype, row.direction)):
+        setting = list(group)
+        first = setting[0]
         table = Table(
-            "contender", "median ms", "fastest ms", "× clone", "transformers eager ÷", "error",
-            title=f"{layout}, {dtype}, {direction}; one rounding {rounding[layout, dtype]:.1e}",
-        )  # fmt: skip
-        for row in rows:
-            if (row.layout, row.dtype, row.direction) == setting:
-                table.add_row(
-                    row.contender,
-                    f"{row.median_ms:.2f}",
-                    f"{row.fastest_ms:.2f}",
-                    f"{row.to_clone:.2f}",
-                    f"{1 / row.to_transformers:.2f}",
-                    "" if row.error is None else f"{row.error:.1e}",
-                )
+            title=f"{first.layout}, {first.dtype}, {first.direction}; "
+            f"one rounding is {first.one_rounding:.1e}"
+        )
+        for column in ("", "median ms", "fastest ms", "× clone", "× as fast as HF eager", "error"):
+            table.add_column(column, justify="right" if column else "left", no_wrap=True)
+        for row in setting:
+            table.add_row(
+                row.contender,
+                f"{row.median_ms:.2f}",
+                f"{row.fastest_ms:.2f}",
+                f"{row.of_clone:.2f}",
+                f"{row.over_transformers:.2f}",
+                "" if row.error is None else f"{row.error:.1e}",
+            )
         console.print(table)
 
 
@@ -235,16 +240,14 @@ def protocol(shape: Shape, repeats: int) -> dict[str, object]:
 def main(path: Path | None, repeats: int, threads: int, **sizes: int) -> None:
     """Times the rotation of one layer's q and k."""
     torch.set_num_threads(threads)
-    shape, console = Shape(**sizes), Console()
+    shape, console = Shape(**sizes), Console(width=100)
     facts = protocol(shape, repeats)
     console.print(facts)
-    rows = [
-        row
-        for layout in ("half", "interleaved")
-        for dtype in DTYPES
-        for row in measure(layout, dtype, shape, repeats)
-    ]
-    shown(rows, console)
+    rows: list[Row] = []
+    for layout, dtype in product(get_args(Layout), DTYPES):
+        measured = list(measure(layout, dtype, shape, repeats))
+        show(measured, console)
+        rows += measured
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".part")

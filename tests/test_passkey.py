@@ -156,6 +156,20 @@ def test_another_answer_is_missed(change: str) -> None:
     assert not retrieve(Answering(ByteTokenizer().encode(text)), ByteTokenizer(), prompt).found
 
 
+def test_a_found_key_takes_one_reading_a_candidate_and_one_for_what_follows() -> None:
+    prompt = built()
+    asked: list[tuple[int, ...]] = []
+
+    class Counting(Answering):
+        def next_logits(self, continuation: Sequence[int]) -> torch.Tensor:
+            asked.append(tuple(continuation))
+            return super().next_logits(continuation)
+
+    answer = [*prompt.answers[prompt.key], ord(".")]
+    assert retrieve(Counting(answer), ByteTokenizer(), prompt).found
+    assert len(asked) == CANDIDATES + 1
+
+
 def test_rank_counts_the_candidates_that_are_as_likely_or_more() -> None:
     prompt = built()
     other = next(key for key in prompt.answers if key != prompt.key)

@@ -204,3 +204,15 @@ def test_a_chunk_counts_only_queries_behind_the_first_tokens() -> None:
     even = (2 / 3 + 2 / 4 + 2 / 5) / 3
     assert mass.mean(0) == [pytest.approx(even)]
     assert mass.uniform(0) == pytest.approx(even)
+
+
+def test_queries_are_aligned_with_the_last_keys() -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 4, 2, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    layer = torch.nn.Module()
+    layer.layer_idx = 0  # type: ignore[assignment]
+    output = observing.observe(lambda *_: None, layer, query, key, value, None)
+    scores = query.double() @ key.double().repeat_interleave(2, dim=1).mT / 8**0.5
+    scores[:, :, 0, 4] = -torch.inf  # the first of two queries is at key 3
+    expected = scores.softmax(-1) @ value.double().repeat_interleave(2, dim=1)
+    torch.testing.assert_close(output.transpose(1, 2).double(), expected, atol=WEIGHTS, rtol=0)

@@ -51,6 +51,11 @@ class Mask(ABC):
         """True where no query can see a key after it."""
         return False
 
+    @property
+    def relative_from(self) -> int | None:
+        """From this key position on, q − k alone decides; None where that is not known."""
+        return None
+
     @abstractmethod
     def sees(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         """Returns whether the query at `q_pos` sees the key at `k_pos`, element by element."""
@@ -167,6 +172,10 @@ class _Causal(Mask):
     def causal(self) -> bool:
         return True
 
+    @property
+    def relative_from(self) -> int:
+        return 0
+
     def sees(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         return q_pos >= k_pos
 
@@ -185,6 +194,10 @@ class _SlidingWindow(Mask):
     @property
     def causal(self) -> bool:
         return self.ahead == 0
+
+    @property
+    def relative_from(self) -> int:
+        return 0
 
     def sees(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         back = q_pos - k_pos
@@ -207,6 +220,10 @@ class _FirstTokens(Mask):
     count: int
     name: str
 
+    @property
+    def relative_from(self) -> int:
+        return self.count
+
     def sees(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         return k_pos < self.count
 
@@ -225,6 +242,10 @@ class _And(Mask):
     @property
     def causal(self) -> bool:
         return self.left.causal or self.right.causal
+
+    @property
+    def relative_from(self) -> int | None:
+        return _later(self.left, self.right)
 
     def sees(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         return self.left.sees(q_pos, k_pos) & self.right.sees(q_pos, k_pos)
@@ -246,6 +267,10 @@ class _Or(Mask):
     def causal(self) -> bool:
         return self.left.causal and self.right.causal
 
+    @property
+    def relative_from(self) -> int | None:
+        return _later(self.left, self.right)
+
     def sees(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         return self.left.sees(q_pos, k_pos) | self.right.sees(q_pos, k_pos)
 
@@ -261,6 +286,10 @@ class _Or(Mask):
 class _Not(Mask):
     inner: Mask
 
+    @property
+    def relative_from(self) -> int | None:
+        return self.inner.relative_from
+
     def sees(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         return ~self.inner.sees(q_pos, k_pos)
 
@@ -270,6 +299,11 @@ class _Not(Mask):
 
     def __repr__(self) -> str:
         return f"~({self.inner!r})"
+
+
+def _later(left: Mask, right: Mask) -> int | None:
+    ends = left.relative_from, right.relative_from
+    return None if ends[0] is None or ends[1] is None else max(ends[0], ends[1])
 
 
 def _grouped(mask: Mask) -> str:

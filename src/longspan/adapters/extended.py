@@ -62,7 +62,7 @@ def check_loads(model: PreTrainedModel, ropes: Ropes) -> None:
     try:
         found = dict(rope_from_config(kind.from_dict(model.config.to_dict())))
     except Exception as error:
-        found = f"{type(error).__name__}: {error}"
+        found = " ".join(f"{type(error).__name__}: {error}".split())
     if found != dict(ropes):
         raise UnsupportedModelError(
             f"transformers' {kind.__name__} does not load this rope as it is meant: {found}. "

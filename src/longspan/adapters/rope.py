@@ -338,7 +338,8 @@ class _Reader:
             check_length(key, original)
             values[key] = original
         longest = max_length(self.config)
-        if rope_type in ("yarn", "longrope") and "factor" not in values and original and longest:
+        settled = "factor" in values or (rope_type == "longrope" and "attention_factor" in values)
+        if rope_type in ("yarn", "longrope") and not settled and original and longest:
             values["factor"] = max(1.0, longest / original)
             if rope_type == "yarn":
                 self.notes.append(f"no factor in the config: {longest} / {original} is used")
@@ -505,12 +506,12 @@ def rope_to_config(
         "max_position_embeddings": max_position_embeddings,
         "rope_parameters": next(iter(blocks.values())) if flat else blocks,
     }
-    scaled = next((rope for rope in ropes.values() if rope.method.method != "none"), None)
-    if scaled is not None:
-        trained = trained_length or round(max_position_embeddings / scaled.method.factor)
-        written["longspan"] = _origin(scaled, trained)
-        if isinstance(scaled.scaling, DynamicNTK):
-            written["max_position_embeddings"] = scaled.scaling.original_max_position_embeddings
+    far = ropes[Ropes(ropes).reaching]
+    if far.method.method != "none":
+        trained = trained_length or round(max_position_embeddings / (far.method.factor or 1))
+        written["longspan"] = _origin(far, trained)
+        if isinstance(far.scaling, DynamicNTK):
+            written["max_position_embeddings"] = far.scaling.original_max_position_embeddings
     return written
 
 

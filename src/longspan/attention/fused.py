@@ -6,6 +6,8 @@ one number a key. It knows no gradient of that tensor, no soft cap and no values
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,15 +27,14 @@ def usable(inputs: Inputs, rules: Rules) -> bool:
 
 def forward(met: Meeting) -> tuple[Tensor, Tensor]:
     """Returns out [B, H, t, D] and lse [B, H, t] of a tile over these keys alone."""
-    row, added = _row_and_added(met)
+    added = _added(met)
     q = met.q if met.rules.bias is None else met.rules.bias.content_query(met.q)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, lse = kernel(q, met.k, met.v, 0.0, False, attn_mask=added, scale=met.rules.scale)
-    if row is not None:
-        lse = lse + row
-    if met.visible is not None and not any(run.whole for run in met.part.runs):
-        # The kernel's log-sum-exp of a row that sees nothing is 0.
-        lse = torch.where(met.visible.any(-1), lse, -torch.inf)
+    out, lse = kernel(q, met.k, met.v, 0.0, False, attn_mask=added.scores, scale=met.rules.scale)
+    if added.row is not None:
+        lse = lse + added.row
+    if added.empty is not None:  # where the kernel's log-sum-exp is 0
+        lse = lse.masked_fill(added.empty, -torch.inf)
     return out, lse
 
 
@@ -55,7 +56,7 @@ def backward(met: Meeting, d_out: Tensor, out: Tensor, lse: Tensor, d_lse: Tenso
         lse, d_lse: [B, H, t], the same of the log-sum-exp.
     """
     with torch.set_grad_enabled(bool(met.learned)):
-        row, added = _row_and_added(met)
+        row, scores, _ = _added(met)
     q, dim, lse = met.q, met.q.shape[-1], finite(lse)
     if row is not None:
         lse = lse - row.detach()
@@ -63,7 +64,7 @@ def backward(met: Meeting, d_out: Tensor, out: Tensor, lse: Tensor, d_lse: Tenso
         q, out, d_out = widened(q), widened(out), widened(d_out, d_lse)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     d_q, d_k, d_v = kernel(
-        d_out, q, met.k, met.v, out, lse, 0.0, False, attn_mask=added, scale=met.rules.scale
+        d_out, q, met.k, met.v, out, lse, 0.0, False, attn_mask=scores, scale=met.rules.scale
     )
     learned: list[Tensor | None] = [None] * len(met.learned)
     if row is not None and row.requires_grad:
@@ -85,23 +86,51 @@ def widened(x: Tensor, channel: float | Tensor = 0.0) -> Tensor:
     return wide
 
 
-def _row_and_added(met: Meeting) -> tuple[Tensor | None, Tensor | None]:
-    """Returns what rows' log-sum-exps gain afterwards and what the kernel adds to the scores."""
-    bias, visible = met.rules.bias, met.visible
-    if bias is None:
-        return None, None if visible is None else _hidden(visible, compute_dtype(met.q))
-    q = met.q.to(compute_dtype(met.q))
-    if met.part.splits:
-        row, key = bias.split(q, *met.positions, before=met.part.kind is Kind.BEFORE)
-        return row, None if key is None else _four(key.detach().unsqueeze(-2))
-    scores = _four(bias.scores(q, *met.positions).detach())
-    if bias.inside_scale:
-        scores = scores * met.rules.scale
-    return None, scores if visible is None else scores.masked_fill(~visible, -torch.inf)
+class Added(NamedTuple):
+    """What a mask and a bias come to for the kernel."""
+
+    row: Tensor | None
+    """[H, t] or [B, H, t], what log-sum-exps gain afterwards."""
+    scores: Tensor | None
+    """[1 or B, 1 or H, 1 or t, s], what the kernel adds to the scores."""
+    empty: Tensor | None
+    """[1 or B, 1, t], the rows that see nothing; None where there are none."""
 
 
-def _hidden(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)
+def _added(met: Meeting) -> Added:
+    bias, part, seen = met.rules.bias, met.part, met.rules.seen
+    if bias is not None and part.splits:
+        q = met.q.to(compute_dtype(met.q))
+        row, key = bias.split(q, *met.positions, before=part.kind is Kind.BEFORE)
+        return Added(row, None if key is None else _four(key.detach().unsqueeze(-2)), None)
+    if bias is None and part.kind is Kind.WHOLE:
+        return Added(None, None, None)
+    like = None
+    if bias is None or not bias.reads_query:
+        like = seen.likeness(part.rows, part.runs, with_whole=bias is not None)
+    known = met.rules.remembered
+    if like is None or like not in known:
+        known.clear()
+        known[like] = _near(met)
+    return known[like]
+
+
+def _near(met: Meeting) -> Added:
+    bias, visible, dtype = met.rules.bias, met.visible, compute_dtype(met.q)
+    scores = None
+    if bias is not None:
+        scores = _four(bias.scores(met.q.to(dtype), *met.positions).detach())
+        scores = scores * met.rules.scale if bias.inside_scale else scores
+    if visible is None:
+        return Added(None, scores, None)
+    hidden = ~visible
+    if scores is None:
+        scores = torch.zeros(visible.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
+    else:
+        scores = scores.masked_fill(hidden, -torch.inf)
+    # A whole run leaves no row empty, and is not looked at.
+    any_whole = any(run.whole for run in met.part.runs)
+    return Added(None, scores, None if any_whole else hidden.all(-1))
 
 
 def _four(x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class Kind(IntEnum):
 class Sizes:
     """What is met at once; more is fewer calls, less is fewer hidden pairs computed."""
 
-    queries: int = 128
+    queries: int = 192
     """Queries of a tile."""
     tiles: int = 4
     """Tiles that meet together the many keys they all see: kernels like many queries."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -59,6 +59,8 @@ class Rules:
     softcap: float | None
     dropout: float
     return_lse: bool
+    remembered: dict[Any, Any] = field(default_factory=dict)
+    """What a tile leaves for the next one that is like it."""
 
     @property
     def learned(self) -> tuple[Tensor, ...]:

@@ -56,8 +56,9 @@ def run(inputs: Inputs, rules: Rules) -> tuple[Tensor, None]:
 
 def _is_causal(rules: Rules) -> bool:
     seen = rules.seen
-    square = seen.in_order and seen.shape[0] == seen.shape[1]
-    return square and seen.q_doc is None and seen.mask == causal()
+    square = seen.shape[0] == seen.shape[1] and seen.first is not None
+    aligned = square and seen.first is not None and seen.first[0] == seen.first[1] >= 0
+    return aligned and seen.q_doc is None and seen.mask == causal()
 
 
 def _added(inputs: Inputs, rules: Rules) -> Tensor:

@@ -99,7 +99,7 @@ def _forward(inputs: Inputs, rules: Rules, group: Group) -> tuple[Tensor, Tensor
         if part.rows.stop <= met:
             found = merge(out[:, :, here], lse[:, :, here], *found)
         out[:, :, here], lse[:, :, here] = found
-        met = part.rows.stop
+        met = max(met, part.rows.stop)
     if inputs.sink_logits is not None:  # a key without a value
         sink = inputs.sink_logits.to(dtype)[:, None].expand_as(lse)
         out, lse = merge(out, lse, out.new_zeros(1), sink)

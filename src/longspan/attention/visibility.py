@@ -36,8 +36,8 @@ class Visibility:
     k_pos: Tensor
     q_doc: Tensor | None
     k_doc: Tensor | None
-    in_order: bool
-    """Keys are at 0 … S − 1 and queries the last T of them."""
+    first: tuple[int, int] | None
+    """The first query's and key's position where both are consecutive and shared, else None."""
 
     @staticmethod
     def of(
@@ -71,14 +71,13 @@ class Visibility:
             k_rows,
             None if q_doc is None else _rows("q_doc", q_doc, batch, queries),
             None if k_doc is None else _rows("k_doc", k_doc, batch, keys),
-            in_order=_same(q_rows, bottom_right) and _same(k_rows, in_storage),
+            _first(q_rows, k_rows),
         )
 
     @property
     def hides(self) -> bool:
         """True where some pair may be hidden."""
-        absent = not self.in_order and bool((self.k_pos < 0).any())
-        return self.mask is not None or self.q_doc is not None or absent
+        return self.mask is not None or self.q_doc is not None or bool((self.k_pos < 0).any())
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -114,6 +113,30 @@ class Visibility:
         q_pos = self.q_pos[:, rows]
         k_pos = torch.cat([self.k_pos[:, run.start : run.stop] for run in runs], dim=1)
         return _shared(q_pos), _shared(k_pos)
+
+    def likeness(
+        self, rows: slice, runs: Sequence[Run], with_whole: bool
+    ) -> tuple[tuple[int, ...], ...] | None:
+        """Returns what two tiles share that hide the same pairs; None where that is not known.
+
+        Args:
+            rows: the queries of a tile.
+            runs: its keys.
+            with_whole: the distances to keys that are wholly visible count too.
+        """
+        if self.first is None or self.q_doc is not None:
+            return None
+        q_first, k_first = self.first[0] + rows.start, self.first[1]
+        hiding = [k_first + run.start for run in runs if not run.whole]
+        relative_from = 0 if self.mask is None else self.mask.relative_from
+        if relative_from is None or (hiding and min(hiding) < relative_from):
+            return None
+        size = (rows.stop - rows.start,)
+        return size, *(
+            (run.stop - run.start, int(run.whole))
+            + ((k_first + run.start - q_first,) if with_whole or not run.whole else ())
+            for run in runs
+        )
 
     def grid(self, query_tile: int, key_block: int) -> Grid:
         """Returns the spans of all tiles of queries and blocks of keys."""
@@ -190,8 +213,11 @@ def _rows(name: str, given: Tensor, batch: int, length: int) -> Tensor:
     return given if given.dim() == 2 else given.unsqueeze(0)
 
 
-def _same(rows: Tensor, row: Tensor) -> bool:
-    return len(rows) == 1 and torch.equal(rows[0], row)
+def _first(q_rows: Tensor, k_rows: Tensor) -> tuple[int, int] | None:
+    for rows in (q_rows, k_rows):
+        if len(rows) > 1 or not rows.shape[1] or not bool((rows.diff() == 1).all()):
+            return None
+    return int(q_rows[0, 0]), int(k_rows[0, 0])
 
 
 def _shared(rows: Tensor) -> Tensor:

@@ -93,12 +93,12 @@ def paired_difference(baseline: Tensor, method: Tensor) -> Difference:
 
 
 def block_tokens(tokens: int) -> int:
-    """Returns 256, or for texts too short for two such blocks an eighth of them, at least 1.
+    """Returns 256, or for texts too short for eight such blocks an eighth of them, at least 1.
 
     >>> block_tokens(12_287), block_tokens(95)
     (256, 11)
     """
-    return BLOCK_TOKENS if tokens >= 2 * BLOCK_TOKENS else max(1, tokens // 8)
+    return BLOCK_TOKENS if tokens >= LAST_TOKENS else max(1, tokens // 8)
 
 
 @lru_cache(maxsize=256)

@@ -83,8 +83,25 @@ def retrieve(reading: Reading, tokenizer: Tokenizer, prompt: PasskeyPrompt) -> R
     Raises:
         NumericalError: if logits are not finite.
     """
+    reading = Remembered(reading)
     place = rank(reading, prompt)
     return Retrieval(greedy_digits(reading, tokenizer, prompt) == prompt.key, place)
+
+
+class Remembered:
+    """A reading that is asked for each continuation only once: the answers share their starts."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.known: dict[tuple[int, ...], Tensor] = {}
+
+    def next_logits(self, continuation: Sequence[int]) -> Tensor:
+        """Returns [len(continuation) + 1, V] logits: after the prompt, and each token."""
+        starts = [tuple(continuation[:stop]) for stop in range(len(continuation) + 1)]
+        if any(start not in self.known for start in starts):
+            logits = self.reading.next_logits(continuation)
+            self.known.update(zip(starts, logits, strict=True))
+        return torch.stack([self.known[start] for start in starts])
 
 
 def build_prompt(

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
+
 from longspan.adapters.extended import check_loads, with_config
 from longspan.adapters.rope import rope_from_config
 from longspan.adapters.rotation import prove_rotation, require_family
-from longspan.errors import NumericalError, UnsupportedModelError
+from longspan.errors import NumericalError, OutputError, UnsupportedModelError
 from longspan.files import whole_folder
 from longspan.tools.plan import Plan, plan
 
@@ -93,7 +95,10 @@ def save_extended(
     check_loads(model, planned.ropes)
     needs = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     with whole_folder(path, force=force, needs=needs) as temporary:
-        model.save_pretrained(temporary)
+        try:
+            model.save_pretrained(temporary)
+        except SafetensorError as error:  # its own kind of I/O error
+            raise OutputError(f"cannot write {path}: {error}. Name another place.") from error
         tokenizer.save_pretrained(temporary)
         _raise_tokenizer_limit(temporary, planned.to)
         written = json.loads((temporary / "config.json").read_text(encoding="utf-8"))
