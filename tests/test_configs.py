@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from longspan.adapters.families import FAMILIES, text_part
+from longspan.adapters.families import FAMILIES, layer_types, text_part
 from longspan.adapters.lengths import lengths_of
 from longspan.adapters.rope import rope_from_config
 from longspan.errors import ConfigError, UnsupportedModelError
@@ -509,3 +509,34 @@ def test_every_family_that_transformers_can_build_is_tested() -> None:
         if family.table is not None and name in transformers.CONFIG_MAPPING
     }
     assert known == OWN.keys()
+
+
+LAYERED = [
+    "cohere2",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "gpt_oss",
+    "ministral",
+    "qwen2",
+    "qwen3",
+]
+
+
+@pytest.mark.parametrize("model_type", LAYERED)
+def test_layer_types_left_out_are_those_of_the_class(model_type: str) -> None:
+    content = {**bare(model_type), "num_hidden_layers": 12, "sliding_window": 16}
+    content.pop("layer_types", None)
+    expected = transformers.CONFIG_MAPPING[model_type](**content).layer_types
+    assert list(layer_types(content, FAMILIES[model_type])) == expected
+    assert ("sliding_attention" in expected) == (not model_type.startswith("qwen"))
+    if model_type.startswith("qwen"):
+        content |= {"use_sliding_window": True, "max_window_layers": 5}
+        expected = transformers.CONFIG_MAPPING[model_type](**content).layer_types
+        assert list(layer_types(content, FAMILIES[model_type])) == expected
+        assert expected.count("sliding_attention") == 7
+
+
+def test_more_layer_types_than_layers_are_of_layers_that_predict_further() -> None:
+    content = {**bare("llama"), "layer_types": ["full_attention"] * 3}
+    assert layer_types(content, FAMILIES["llama"]) == ("full_attention",) * 2

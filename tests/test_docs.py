@@ -36,7 +36,7 @@ def test_blocks_name_a_language_the_tests_know():
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("block", blocks("python"))
+@pytest.mark.parametrize("block", list(blocks("python")))
 def test_python_blocks_run(block, tmp_path):
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", block],
@@ -48,7 +48,7 @@ def test_python_blocks_run(block, tmp_path):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("line", commands())
+@pytest.mark.parametrize("line", list(commands()))
 def test_commands_run(line, tmp_path):
     words = shlex.split(line)
     if words[0] == "make":  # the targets themselves are what CI and the demo run

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from longspan.adapters.kv_cache import kv_cache_bytes
 from longspan.errors import ConfigError
 from test_configs import load
-from tiny_families import OWN, SHAPE, VOCAB, tiny, tokens
+from tiny_families import OWN, SHAPE, tiny, tokens
 
 # layers · (keys and values) · heads · head_dim · tokens · bytes, by layer type
 BY_HAND: dict[str, tuple[int, int]] = {
@@ -48,6 +48,14 @@ def test_the_numbers_are_those_quoted() -> None:
     assert kv_cache_bytes(load("gemma-4-26b-a4b"), 262144) == 5_578_424_320
     assert kv_cache_bytes(load("deepseek-v3"), 131072) == 9_210_691_584
     assert kv_cache_bytes(load("llama-4-maverick"), 1048576) == 52_747_567_104
+
+
+def test_gemma_4s_other_heads_are_for_shared_keys_and_values() -> None:
+    config = {**load("gemma-4-26b-a4b")["text_config"], "attention_k_eq_v": False}
+    expected = (5 * 2 * 8 * 512 * 262144 + 25 * 2 * 8 * 256 * 1024) * 2
+    assert kv_cache_bytes(config, 262144) == expected
+    live_config = CONFIG_MAPPING["gemma4_text"].from_dict(config).to_dict()
+    assert kv_cache_bytes(live_config, 262144) == expected
 
 
 def test_qwens_sliding_layers_are_the_last_where_they_are_used() -> None:
@@ -96,7 +104,7 @@ def numbers_kept(model: Any, length: int) -> int:
         cache = model(tokens(length), use_cache=True).past_key_values
     kept = 0
     for layer in cache.layers:
-        parts = (layer.keys, layer.values, getattr(layer, "indexer_keys", None))
+        parts = (getattr(layer, name, None) for name in ("keys", "values", "indexer_keys"))
         kept += sum(part.numel() for part in parts if part is not None)
     return kept
 
@@ -137,7 +145,7 @@ def test_a_live_chunked_cache_holds_as_many_numbers() -> None:
 def test_layers_that_reuse_keys_hold_none() -> None:
     layers = dict(num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2)
     whole, sharing = (
-        tiny("gemma4_text", **layers, num_kv_shared_layers=shared, vocab_size=VOCAB)
+        tiny("gemma4_text", **layers, num_kv_shared_layers=shared, hidden_size_per_layer_input=8)
         for shared in (0, 2)
     )
     for model in (whole, sharing):

@@ -597,3 +597,19 @@ def test_gemma3_has_two_rotations_and_a_window():
     right = loss_beyond_the_window()
     model.config.sliding_window = 100_000
     assert right + 0.5 < loss_beyond_the_window()
+
+
+def test_a_family_that_refuses_sdpa_loads_with_its_own_attention(tmp_path):
+    config = transformers.Gemma2Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+    )
+    transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    model, _ = load_model(tmp_path)
+    assert model.config._attn_implementation == "eager"

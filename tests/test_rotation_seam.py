@@ -158,6 +158,8 @@ def test_the_hf_phase_rounds_as_transformers_does_far_out() -> None:
         assert (rounded - right).abs().max() > 1e-3
     angles = far[0, :, None].double() * ropes["full_attention"].inv_freq()
     torch.testing.assert_close(exact[0][0, :, :8], angles.cos().float(), atol=1e-6, rtol=0)
+    double = LongspanRotary(ropes, "half", None, "float64")(torch.zeros(1).double(), far)
+    torch.testing.assert_close(double[1][0, :, 8:], angles.sin(), atol=1e-9, rtol=0)
 
 
 def test_another_rope_gives_other_logits() -> None:

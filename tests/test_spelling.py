@@ -293,7 +293,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "layer_types must list one entry for each of 2 layers",
     ),
     "layers and NoPE layers": (
-        config(model_type="smollm3", no_rope_layers=[1, 0, 1]),
+        config(model_type="smollm3", no_rope_layers=[1]),
         "no_rope_layers must list one entry for each of 2 layers",
     ),
     "NoPE interval 0": (config(model_type="smollm3", no_rope_layer_interval=0), "interval must"),

@@ -13,7 +13,17 @@ from longspan._version import __version__
 if TYPE_CHECKING:
     from longspan.adapters.load import load_model
     from longspan.adapters.rope import rope_from_config, rope_to_config
+    from longspan.attention import attend
+    from longspan.bias import (
+        Alibi,
+        ShawRelative,
+        T5Bias,
+        TransformerXLBias,
+        alibi_slopes,
+        t5_bucket,
+    )
     from longspan.errors import LongspanError
+    from longspan.masks import attention_sinks, causal, sliding_window
     from longspan.rotary.frequencies import rope_frequencies
     from longspan.rotary.rope import Rope, RotaryEmbedding
     from longspan.rotary.rotate import rerotate, rotate
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
 
 _SCALING = "longspan.rotary.scaling"
 _HOME = {
+    "Alibi": "longspan.bias",
     "DynamicNTK": _SCALING,
     "Llama3": _SCALING,
     "LongRope": _SCALING,
@@ -48,7 +59,14 @@ _HOME = {
     "RopeScaling": _SCALING,
     "RotaryEmbedding": "longspan.rotary.rope",
     "SCALINGS": _SCALING,
+    "ShawRelative": "longspan.bias",
+    "T5Bias": "longspan.bias",
+    "TransformerXLBias": "longspan.bias",
     "Yarn": _SCALING,
+    "alibi_slopes": "longspan.bias",
+    "attend": "longspan.attention",
+    "attention_sinks": "longspan.masks",
+    "causal": "longspan.masks",
     "evaluate": "longspan.tools.evaluate",
     "extend": "longspan.tools.extend",
     "load_model": "longspan.adapters.load",
@@ -59,10 +77,13 @@ _HOME = {
     "rope_to_config": "longspan.adapters.rope",
     "rotate": "longspan.rotary.rotate",
     "sinks": "longspan.tools.sinks",
+    "sliding_window": "longspan.masks",
+    "t5_bucket": "longspan.bias",
 }
 
 __all__ = [
     "SCALINGS",
+    "Alibi",
     "DynamicNTK",
     "Llama3",
     "LongRope",
@@ -74,8 +95,15 @@ __all__ = [
     "Rope",
     "RopeScaling",
     "RotaryEmbedding",
+    "ShawRelative",
+    "T5Bias",
+    "TransformerXLBias",
     "Yarn",
     "__version__",
+    "alibi_slopes",
+    "attend",
+    "attention_sinks",
+    "causal",
     "evaluate",
     "extend",
     "load_model",
@@ -86,6 +114,8 @@ __all__ = [
     "rope_to_config",
     "rotate",
     "sinks",
+    "sliding_window",
+    "t5_bucket",
 ]
 
 

@@ -213,10 +213,10 @@ def layer_types(config: Mapping[str, Any], family: Family | None) -> tuple[str, 
 
 
 def _one_a_layer(name: str, listed: Any, count: int) -> Sequence[Any]:
-    """Returns a list that has an entry for each layer; refuses any other."""
-    if not isinstance(listed, (list, tuple)) or len(listed) != count:
+    """Returns one entry for each layer; a list may go on for layers that predict further tokens."""
+    if not isinstance(listed, (list, tuple)) or len(listed) < count:
         raise ConfigError(f"{name} must list one entry for each of {count} layers, got {listed!r}.")
-    return listed
+    return listed[:count]
 
 
 def _slides(layer: int, config: Mapping[str, Any], family: Family | None) -> bool:

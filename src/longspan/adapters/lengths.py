@@ -57,7 +57,7 @@ def lengths_of(
         )
     trained = original_max_position_embeddings or _trained(config, scaling, declared)
     if scaling.method == "none":
-        return _chunked_lengths(config, trained) or Lengths(trained, declared)
+        return _chunked_lengths(config, declared) or Lengths(trained, declared)
     if isinstance(scaling, (Llama3, LongRope)):
         return Lengths(trained, declared)
     if isinstance(scaling, (Yarn, NTKByParts)):

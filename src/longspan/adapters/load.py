@@ -52,7 +52,7 @@ def load_model(
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
-    attn_implementation: str = "sdpa",
+    attn_implementation: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Returns the checkpoint's model, in eval mode, and its tokenizer.
 
@@ -63,7 +63,8 @@ def load_model(
         dtype: of the weights; float32 by default.
         device: where the weights go.
         trust_remote_code: whether code that comes with the checkpoint may run.
-        attn_implementation: one of transformers' attention functions.
+        attn_implementation: one of transformers' attention functions; its own choice for the
+            family unless given (sdpa where the family allows it).
 
     Raises:
         InputError: if it is not found, incomplete, or its tokenizer is another model's.

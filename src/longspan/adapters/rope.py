@@ -161,7 +161,7 @@ class _Reader:
                     f"{did_you_mean(str(kind), listed)} Types: {', '.join(dict.fromkeys(listed))}."
                 )
         written = self.config.get(self.spelling) or {}
-        for kind in wanted:
+        for kind in {"full_attention", "sliding_attention"} & set(wanted):
             if kind not in blocks and kind not in written:  # null says that it does not rotate
                 raise ConfigError(
                     f"{self.spelling} has no block for {kind!r} layers. Add it, or null where they "

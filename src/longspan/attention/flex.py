@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from longspan.attention.reference import cap
 from longspan.attention.rules import Inputs, Rules
 from longspan.attention.visibility import Visibility
 from longspan.errors import ShapeError
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # queries and keys of a block, the kernels' own
 
@@ -82,6 +84,8 @@ def flex_attend(inputs: Inputs, rules: Rules, blocks: BlockMask | None) -> tuple
 @lru_cache(maxsize=1)
 def compiled() -> Callable[..., Any]:
     """Returns the compiled kernel; it raises where it cannot compile, and never runs eagerly."""
+    from torch.nn.attention.flex_attention import flex_attention  # slow to import
+
     return torch.compile(flex_attention, fullgraph=True)
 
 
@@ -91,6 +95,8 @@ def block_mask(seen: Visibility) -> BlockMask:
     Args:
         seen: who sees whom.
     """
+    from torch.nn.attention.flex_attention import BlockMask
+
     queries, keys = seen.shape
     found = seen.grid(BLOCK, BLOCK).coverage(slice(None))
     whole = found.all.clone()

@@ -104,13 +104,13 @@ def turn_auto(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 
 def turn_eager(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Returns `turn` without autograd, block by block so that temporaries stay in cache."""
+    """Returns `turn` without autograd and without temporaries larger than a cache."""
     pairs, exact = cos.shape[-1], x.dtype == cos.dtype
     if layout == "interleaved" and exact and x.shape[-1] == 2 * pairs:
-        return turn_complex(x, cos, sin)  # makes no large temporary, so needs no blocks
+        return turn_complex(x, cos, sin)
     out = torch.empty_like(x)
     out[..., 2 * pairs :] = x[..., 2 * pairs :]
-    step = block_tokens(x)
+    step = max(1, x.shape[-2]) if exact else block_tokens(x)
     for start in range(0, x.shape[-2], step):
         rows = slice(start, start + step)
         block, target = x[..., rows, : 2 * pairs].to(cos.dtype), out[..., rows, : 2 * pairs]
@@ -124,19 +124,19 @@ def turn_eager(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     return out
 
 
-def turn_halves(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
-    """Writes the turned halves into `out`, in the dtype of all four, and returns it."""
-    (first, second), (to_first, to_second) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
-    torch.addcmul(first * cos, second, sin, value=-1, out=to_first)
-    torch.addcmul(second * cos, first, sin, out=to_second)
-    return out
-
-
 def block_tokens(x: Tensor) -> int:
     """Returns the tokens of one block: a cache's worth on a CPU, all of them elsewhere."""
     if x.device.type != "cpu":
         return max(1, x.shape[-2])
     return max(1, BLOCK_ELEMENTS // max(1, x[..., :1, :].numel()))
+
+
+def turn_halves(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
+    """Writes the turned halves into `out` and returns it; all four are of one dtype."""
+    (first, second), (to_first, to_second) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=to_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=to_second).addcmul_(first, sin)
+    return out
 
 
 def turn_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
