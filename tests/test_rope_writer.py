@@ -14,7 +14,8 @@ import transformers
 
 from longspan.adapters.families import FAMILIES, text_part
 from longspan.adapters.lengths import lengths_of
-from longspan.adapters.rope import rope_from_config, rope_to_config, updated_config
+from longspan.adapters.rope import rope_from_config
+from longspan.adapters.rope_writing import rope_to_config, updated_config
 from longspan.adapters.ropes import Ropes
 from longspan.errors import ConfigError
 from longspan.rotary.rope import Rope

@@ -12,7 +12,8 @@ from longspan._version import __version__
 
 if TYPE_CHECKING:
     from longspan.adapters.load import load_model
-    from longspan.adapters.rope import rope_from_config, rope_to_config
+    from longspan.adapters.rope import rope_from_config
+    from longspan.adapters.rope_writing import rope_to_config
     from longspan.attention import attend
     from longspan.bias import (
         Alibi,
@@ -74,7 +75,7 @@ _HOME = {
     "rerotate": "longspan.rotary.rotate",
     "rope_frequencies": "longspan.rotary.frequencies",
     "rope_from_config": "longspan.adapters.rope",
-    "rope_to_config": "longspan.adapters.rope",
+    "rope_to_config": "longspan.adapters.rope_writing",
     "rotate": "longspan.rotary.rotate",
     "sinks": "longspan.tools.sinks",
     "sliding_window": "longspan.masks",

@@ -6,7 +6,8 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from longspan.adapters.rope import REPLACED_KEYS, rope_from_config, with_kept_keys
+from longspan.adapters.rope import rope_from_config
+from longspan.adapters.rope_writing import REPLACED_KEYS, with_kept_keys
 from longspan.adapters.ropes import Ropes
 from longspan.adapters.rotation import rebuild_rotation, require_family, text_config
 from longspan.errors import UnsupportedModelError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from longspan.adapters.config_fields import size_of
 from longspan.adapters.families import as_layers_see_it, family_of, layer_types, text_part
-from longspan.adapters.rope import size_of
 from longspan.errors import ConfigError
 from longspan.rotary.scaling.base import check_length
 

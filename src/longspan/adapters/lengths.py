@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from longspan.adapters.config_fields import ROUNDING, ConfigLike, as_mapping, max_length
 from longspan.adapters.families import text_part
-from longspan.adapters.rope import ROUNDING, ConfigLike, as_mapping, max_length
 from longspan.adapters.ropes import Ropes
 from longspan.errors import ConfigError
 from longspan.rotary.scaling import Llama3, LongRope, NTKByParts, RopeScaling, Yarn

@@ -1,4 +1,4 @@
-"""The one reader and writer of config.json's rope: config → ropes → config."""
+"""The one reader of config.json's rope: config → ropes. `rope_writing` is its writer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal
 
+from longspan.adapters.config_fields import (
+    ROUNDING,
+    ConfigLike,
+    agreed_value,
+    as_mapping,
+    checked_share,
+    max_length,
+    size_of,
+)
 from longspan.adapters.families import (
     Family,
     as_layers_see_it,
@@ -17,6 +26,7 @@ from longspan.adapters.families import (
     rotating_layers,
     text_part,
 )
+from longspan.adapters.origin import origin_block, origin_of
 from longspan.adapters.ropes import Ropes
 from longspan.adapters.spelling import (
     BLOCK_NAMES,
@@ -31,7 +41,6 @@ from longspan.rotary.rope import Rope
 from longspan.rotary.rotate import Layout
 from longspan.rotary.scaling import (
     METHODS,
-    DynamicNTK,
     NTKAware,
     NTKByParts,
     PositionInterpolation,
@@ -41,16 +50,7 @@ from longspan.rotary.scaling import (
 from longspan.rotary.scaling.base import check_factor, check_length, check_number
 from longspan.rotary.scaling.yarn import yarn_mscale
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-ConfigLike: TypeAlias = "PreTrainedConfig | Mapping[str, Any]"
 OnConflict = Literal["refuse", "factor", "length"]
-
-# Root keys an extension replaces: what they say moves into rope_parameters and longspan.
-REPLACED_KEYS = ("rope_scaling", "rope_local_base_freq", "rope_theta", "longspan")
-
-ROUNDING = 1e-9  # a factor that was a ratio of lengths may fall a bit short of the longer one
 
 
 def rope_from_config(
@@ -90,15 +90,6 @@ def rope_from_config(
         )
     reader = _Reader(config, original_max_position_embeddings, on_conflict)
     return reader.read()
-
-
-def as_mapping(config_or_dict: ConfigLike) -> Mapping[str, Any]:
-    """Returns a config object's content as a dict; a mapping as it is."""
-    if isinstance(config_or_dict, Mapping):
-        return config_or_dict
-    content = config_or_dict.to_dict()
-    content.setdefault("model_type", config_or_dict.model_type)
-    return content
 
 
 class _Reader:
@@ -193,10 +184,10 @@ class _Reader:
 
     def _check_origin(self, rope: Rope) -> None:
         """Refuses a longspan block that the rope block no longer agrees with."""
-        written = _origin_block(self.config)
+        written = origin_block(self.config)
         if written is None:
             return
-        found = _origin(rope, written["original_max_position_embeddings"])
+        found = origin_of(rope, written["original_max_position_embeddings"])
         for key, value in found.items():
             if written[key] != value:
                 raise ConfigError(
@@ -249,7 +240,7 @@ class _Reader:
     def _flat_theta(self, block: RopeBlock) -> float:
         """Returns the base of a flat block, which may stand inside it, at the root, or nowhere."""
         inside = {"the rope block's rope_theta": block.values.get("rope_theta")}
-        theta = _agreed(inside | self._root_thetas())
+        theta = agreed_value(inside | self._root_thetas())
         theta = self._default_theta() if theta is None else theta
         check_rope_theta(theta)
         ratio = self.config.get(self.family.theta_ratio_key or "") if self.family else None
@@ -268,7 +259,7 @@ class _Reader:
         if theta is None and kind == "sliding_attention":
             theta = self.config.get("rope_local_base_freq")
         elif theta is None:
-            theta = _agreed(self._root_thetas())
+            theta = agreed_value(self._root_thetas())
         theta = self._default_theta() if theta is None else theta
         check_rope_theta(theta)
         return float(theta)
@@ -295,8 +286,8 @@ class _Reader:
         keys = self.family.partial_keys if self.family else ("partial_rotary_factor",)
         shares = {key: self.config.get(key) for key in keys}
         shares["the rope block's partial_rotary_factor"] = block.values.get("partial_rotary_factor")
-        share = _agreed(shares)
-        rotary_dim = None if share is None else int(head_dim * _checked_share(share))
+        share = agreed_value(shares)
+        rotary_dim = None if share is None else int(head_dim * checked_share(share))
         if self.config.get("rotary_dim") is None:
             default = self.family.partial_rotary_factor if self.family else 1.0
             return int(head_dim * default) if rotary_dim is None else rotary_dim
@@ -328,7 +319,7 @@ class _Reader:
     def _complete(self, rope_type: str, values: dict[str, Any]) -> None:
         """Adds what other parts of the config say: the trained length, and a ratio of lengths."""
         key = "original_max_position_embeddings"
-        named = _agreed(
+        named = agreed_value(
             {f"the rope block's {key}": values.get(key), f"the root's {key}": self.config.get(key)}
         )
         original = named if self.original is None else self.original
@@ -363,7 +354,7 @@ class _Reader:
 
     def _named(self, scaling: RopeScaling) -> RopeScaling:
         """Returns NTK-by-parts for the yarn that longspan itself wrote for it."""
-        written = _origin_block(self.config) or {}
+        written = origin_block(self.config) or {}
         if written.get("method") == NTKByParts.method and isinstance(scaling, Yarn):
             if scaling.explicit_attention_factor != 1.0:
                 raise ConfigError(
@@ -383,7 +374,7 @@ class _Reader:
         self, scaling: RopeScaling | None, theta: float, rotary_dim: int
     ) -> tuple[RopeScaling | None, float]:
         """Returns NTK-aware with the trained base for a base that longspan raised."""
-        written = _origin_block(self.config) or {}
+        written = origin_block(self.config) or {}
         if written.get("method") != NTKAware.method or scaling is not None:
             return scaling, theta
         ntk = NTKAware(factor=written["factor"])
@@ -409,21 +400,6 @@ def _sliding_thetas(config: Mapping[str, Any], family: Family | None) -> set[flo
     return {float(theta) for theta in found if theta is not None}
 
 
-def _origin_block(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Returns the block that longspan writes, None where there is none; refuses a broken one."""
-    written = config.get("longspan")
-    if written is None:
-        return None
-    keys = ("method", "factor", "original_max_position_embeddings", "rope_theta")
-    missing = [key for key in keys if not isinstance(written, Mapping) or key not in written]
-    if missing:
-        raise ConfigError(
-            f"the longspan block lacks {', '.join(missing)}. Remove it, or extend the original "
-            "checkpoint again."
-        )
-    return written
-
-
 def softmax_scale_multiplier(scaling: RopeScaling | None) -> float:
     """Returns what an MLA model multiplies its softmax scale by: (0.1·mscale_all_dim·ln s + 1)².
 
@@ -435,188 +411,3 @@ def softmax_scale_multiplier(scaling: RopeScaling | None) -> float:
     if not isinstance(scaling, Yarn) or not scaling.mscale_all_dim:
         return 1.0
     return yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
-
-
-def length_keys(family: Family | None) -> tuple[str, ...]:
-    """Returns the root keys that may hold a config's length."""
-    return family.length_keys if family else ("max_position_embeddings", "n_positions")
-
-
-def max_length(config: Mapping[str, Any]) -> int | None:
-    """Returns the length a config declares, under its family's name for it; None if it does not."""
-    keys = length_keys(family_of(config))
-    found = next((config[key] for key in keys if config.get(key) is not None), None)
-    if found is None:
-        return None
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
-        raise ConfigError(f"{keys[0]} must be a positive whole number of tokens, got {found!r}.")
-    return found
-
-
-def size_of(config: Mapping[str, Any], *keys: str) -> int:
-    """Returns the first of these keys that the config has, a positive whole number."""
-    key = next((key for key in keys if config.get(key) is not None), None)
-    if key is None:
-        raise ConfigError(f"the config lacks {' or '.join(keys)}, needed for the model's sizes.")
-    value = config[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{key} must be a positive whole number, got {value!r}.")
-    return value
-
-
-def _agreed(named: Mapping[str, Any]) -> Any:
-    """Returns the value in which all places that have one agree, None where none has."""
-    found = [(place, value) for place, value in named.items() if value is not None]
-    if not found:
-        return None
-    (first, agreed), *others = found
-    for place, value in others:
-        if value != agreed:
-            raise ConfigError(f"{first} is {agreed}, but {place} is {value}. Keep one.")
-    return agreed
-
-
-def _checked_share(share: Any) -> float:
-    number = isinstance(share, (int, float)) and not isinstance(share, bool)
-    if not number or not 0 < share <= 1:
-        raise ConfigError(f"partial_rotary_factor must be in (0, 1], got {share!r}.")
-    return share
-
-
-def rope_to_config(
-    ropes: Mapping[str, Rope], max_position_embeddings: int, *, trained_length: int | None = None
-) -> dict[str, Any]:
-    """Returns the config.json keys that say these ropes, in transformers 5's spelling.
-
-    Flat for one rope, nested by layer type for several. Beside `rope_parameters` and
-    `max_position_embeddings` there is a root block `longspan` with the method, its factor and the
-    trained length and base, so that NTK-aware (a raised base) and NTK-by-parts (a yarn) are read
-    back as what they are, and extending twice composes against the same origin.
-
-    Args:
-        ropes: by layer type, as `rope_from_config` returns them.
-        max_position_embeddings: tokens to serve. For dynamic NTK transformers takes it as the
-            trained length, so that is what is written.
-        trained_length: tokens before any extension; max_position_embeddings / factor unless given
-            or named by the scaling.
-    """
-    blocks = {kind: _block(rope) for kind, rope in ropes.items()}
-    flat = len(blocks) == 1
-    written: dict[str, Any] = {
-        "max_position_embeddings": max_position_embeddings,
-        "rope_parameters": next(iter(blocks.values())) if flat else blocks,
-    }
-    far = ropes[Ropes(ropes).reaching]
-    if far.method.method != "none":
-        trained = trained_length or round(max_position_embeddings / (far.method.factor or 1))
-        written["longspan"] = _origin(far, trained)
-        if isinstance(far.scaling, DynamicNTK):
-            written["max_position_embeddings"] = far.scaling.original_max_position_embeddings
-    return written
-
-
-def _block(rope: Rope) -> dict[str, Any]:
-    scaling = rope.method
-    block: dict[str, Any] = {"rope_type": scaling.rope_type, "rope_theta": rope.rope_theta}
-    if isinstance(scaling, NTKAware):
-        block = {
-            "rope_type": "default",
-            "rope_theta": scaling.raised_theta(rope.turning, rope.rope_theta),
-        }
-    elif isinstance(scaling, NTKByParts):
-        block |= {"rope_type": "yarn", **_written(scaling.as_yarn())}
-    else:
-        block |= _written(scaling)
-    if rope.frequencies == "proportional":
-        if scaling.rope_type not in ("default", "linear"):
-            raise ConfigError(
-                f"method {scaling.method!r} cannot be written for proportional rope (Gemma 4): "
-                "transformers knows only a factor there. Use method 'linear'."
-            )
-        block["rope_type"] = "proportional"
-    if rope.turning != rope.head_dim:
-        block["partial_rotary_factor"] = _share(rope)
-    return block
-
-
-def _share(rope: Rope) -> float:
-    """Returns the share of a head that turns, which readers multiply by head_dim and truncate."""
-    share = rope.turning / rope.head_dim
-    truncated = int(rope.head_dim * share) < rope.turning
-    return math.nextafter(share, 1) if truncated else share
-
-
-def _written(scaling: RopeScaling) -> dict[str, Any]:
-    """Returns a scaling's keys as transformers reads them: its defaults left out."""
-    if scaling.method == "none":
-        return {}
-    keys = {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in scaling.parameters().items()
-    }
-    if keys.pop("ramp", "index") != "index":
-        raise ConfigError(
-            "YaRN's ramp in rotations cannot be written to a config: every reader's ramp is "
-            "linear in the pair's index. Use ramp='index'."
-        )
-    if keys.get("truncate") is True:
-        del keys["truncate"]
-    if isinstance(scaling, DynamicNTK):  # transformers reads max_position_embeddings instead
-        del keys["original_max_position_embeddings"]
-    return keys
-
-
-def _origin(rope: Rope, trained: int) -> dict[str, Any]:
-    scaling = rope.method
-    return {
-        "method": scaling.method,
-        "factor": scaling.factor,
-        "original_max_position_embeddings": getattr(
-            scaling, "original_max_position_embeddings", trained
-        ),
-        "rope_theta": rope.rope_theta,
-    }
-
-
-def updated_config(
-    config: Mapping[str, Any], written: Mapping[str, Any]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns a config with `written` in place, and the keys dropped since they would contradict.
-
-    Args:
-        config: the whole content of a config.json; a multimodal one is changed at its text part.
-        written: what `rope_to_config` returned.
-    """
-    text = text_part(config)
-    family = family_of(text)
-    stale = set(REPLACED_KEYS) | set(family.theta_keys if family else ())
-    if family and family.theta_ratio_key:
-        stale.add(family.theta_ratio_key)
-    removed = tuple(sorted((stale & set(text)) - set(written)))
-    updated = {key: value for key, value in text.items() if key not in stale} | dict(written)
-    updated["rope_parameters"] = with_kept_keys(text, written["rope_parameters"])
-    length_key = next((key for key in length_keys(family) if key in text), None)
-    if length_key:
-        updated[length_key] = updated.pop("max_position_embeddings")
-    if text is config:
-        return updated, removed
-    key = next(key for key in config if config[key] is text)
-    return {**config, key: updated}, removed
-
-
-def with_kept_keys(config: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a new rope block with what the old one holds beside rotation: a query scale.
-
-    Raises:
-        ConfigError: if that scale could not be computed beside the new block.
-    """
-    family = family_of(config)
-    _, blocks = raw_blocks(config)
-    inert = set(family.inert if family else ()) - {"max_position_embeddings"}
-    kept = {key: value for key, value in blocks.get(None, {}).items() if key in inert}
-    if "llama_4_scaling_beta" in kept and "original_max_position_embeddings" not in block:
-        raise ConfigError(
-            "this model scales its queries by llama_4_scaling_beta and the rope block's "
-            "original_max_position_embeddings, which this method does not write. Use 'yarn'."
-        )
-    return {**block, **kept}

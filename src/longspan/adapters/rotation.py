@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from longspan.adapters.config_fields import as_mapping
 from longspan.adapters.families import Family, TableForm, family_of, text_part
-from longspan.adapters.rope import as_mapping
 from longspan.adapters.ropes import Ropes
 from longspan.errors import NumericalError, UnsupportedModelError
 from longspan.rotary.rope import Rope

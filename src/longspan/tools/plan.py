@@ -6,17 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from longspan.adapters.config_fields import ConfigLike, as_mapping
 from longspan.adapters.kv_cache import kv_cache_bytes
 from longspan.adapters.lengths import Lengths, lengths_of
-from longspan.adapters.rope import (
-    ConfigLike,
-    OnConflict,
-    as_mapping,
-    rope_from_config,
-    rope_to_config,
-    softmax_scale_multiplier,
-    updated_config,
-)
+from longspan.adapters.rope import OnConflict, rope_from_config, softmax_scale_multiplier
+from longspan.adapters.rope_writing import rope_to_config, updated_config
 from longspan.adapters.ropes import Ropes
 from longspan.errors import ConfigError
 from longspan.rotary.rope import Rope
