@@ -147,6 +147,7 @@ def test_results_are_those_of_the_likelihoods() -> None:
     assert found.method("none").versus_none is None
     assert result.rope_parameters["rope_type"] == "yarn"
     assert result.attention_factor == pytest.approx(0.1 * math.log(3) + 1)
+    assert result.factor == 3.0
     assert result.seconds > 0
 
 

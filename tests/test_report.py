@@ -12,7 +12,12 @@ from rich.console import Console
 from longspan.errors import ConfigError
 from longspan.report.claims import difference_claim, nll_claim, verdict
 from longspan.report.passkey import passkey_claim, tally
-from longspan.report.tables import evaluation_heading, evaluation_table, passkey_table
+from longspan.report.tables import (
+    evaluation_heading,
+    evaluation_table,
+    factor_text,
+    passkey_table,
+)
 from longspan.report.wording import span, tokens
 from report_examples import EIGHT, PLAIN, TWO, YARN, evaluation, trials
 
@@ -242,3 +247,10 @@ def test_reports_need_neither_transformers_nor_pyplot() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_ntk_shows_its_factor_though_config_json_has_no_key_for_it():
+    plain = {"rope_type": "default", "rope_theta": 211_000.0}
+    (none, ntk) = evaluation(TWO, rope_parameters={"yarn": plain}).methods
+    assert factor_text(none) == factor_text(ntk) == "–"
+    assert factor_text(replace(ntk, factor=2.0)) == "2"

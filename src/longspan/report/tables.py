@@ -66,7 +66,9 @@ def cells(result: MethodResult, shown: list[Bucket], paired: bool) -> list[str]:
 
 
 def factor_text(result: MethodResult) -> str:
-    """Returns the factor of the rope parameters the method ran under; a dash where it has none."""
+    """Returns the factor the method ran under; a dash where it has none."""
+    if result.factor is not None:
+        return f"{result.factor:g}"
     factors = [block["factor"] for block in rope_blocks(result) if "factor" in block]
     return ", ".join(f"{factor:g}" for factor in dict.fromkeys(factors)) or "–"
 

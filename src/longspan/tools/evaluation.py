@@ -99,6 +99,8 @@ class MethodResult:
     Attributes:
         method: "none" is the checkpoint as it stands.
         rope_parameters: the block of config.json it ran under.
+        factor: of the method, also where config.json has no key for it (NTK-aware); None for
+            plain RoPE.
         attention_factor: the multiplier of cos and sin.
         nll: mean over all scored tokens, nats per token.
         perplexity: exp(nll).
@@ -110,6 +112,7 @@ class MethodResult:
 
     method: str
     rope_parameters: dict[str, Any]
+    factor: float | None = None
     attention_factor: float
     nll: float
     perplexity: float

@@ -171,6 +171,7 @@ class Run:
         return MethodResult(
             method=one.method,
             rope_parameters=one.rope_parameters,
+            factor=one.factor,
             attention_factor=one.attention_factor,
             nll=total / nll.numel(),
             perplexity=perplexity(total, nll.numel()),

@@ -47,6 +47,12 @@ class Subject:
         return dict(self.split.model.config.get_text_config().rope_parameters or {})
 
     @property
+    def factor(self) -> float | None:
+        """The method's factor in the layers that reach furthest; None for plain RoPE."""
+        scaling = self.ropes[self.ropes.reaching].method
+        return None if scaling.method == "none" else scaling.factor
+
+    @property
     def attention_factor(self) -> float:
         """The multiplier of cos and sin in the layers that reach furthest."""
         return self.ropes[self.ropes.reaching].attention_factor
