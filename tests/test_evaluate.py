@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from longspan.tools.texts import Text
 
 from longspan.errors import (
     ConfigError,
@@ -26,6 +25,7 @@ from longspan.tools.evaluate import evaluate
 from longspan.tools.evaluation import Evaluation, from_json, retrieval_rate, to_json
 from longspan.tools.subjects import Applied
 from longspan.tools.summary import position_buckets
+from longspan.tools.texts import Text
 from tiny_models import (
     FAMILIES,
     ROTARY_DIM,

@@ -207,3 +207,10 @@ def test_betas_that_make_no_ramp_are_refused(cls, changed, message):
 def test_yarn_refuses_options_that_would_be_ignored_or_misread(changed, message):
     with pytest.raises(ConfigError, match=message):
         Yarn(factor=4, original_max_position_embeddings=TRAINED, **changed)
+
+
+def test_yarn_refuses_a_ramp_that_would_run_backwards():
+    yarn = Yarn(factor=4.0, original_max_position_embeddings=4096)
+    with pytest.raises(ConfigError, match="down to"):
+        yarn.rescale_factors(64, 3.0)
+    assert yarn.rescale_factors(64, 10_000.0)[-1] == 4.0

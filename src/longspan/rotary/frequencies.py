@@ -68,7 +68,7 @@ def check_rotary_dim(rotary_dim: int) -> None:
 def check_rope_theta(rope_theta: float) -> None:
     """Refuses a frequency base that is not a finite number above 1."""
     number = isinstance(rope_theta, (int, float)) and not isinstance(rope_theta, bool)
-    if not number or not math.isfinite(rope_theta) or rope_theta <= 1:
+    if not number or not 1 < rope_theta < math.inf:
         raise ConfigError(
             f"rope_theta must be a finite number above 1, got {rope_theta!r}. "
             "Published values run from 10000 to 10000000."

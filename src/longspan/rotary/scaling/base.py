@@ -112,4 +112,4 @@ def lengths(seq_len: SeqLen, method: str) -> Tensor:
         raise ConfigError(f"seq_len must be an int or an int64 tensor [B], got {seq_len!r}.")
     if (tensor < 1).any():
         raise ConfigError(f"seq_len must be at least 1 token, got {seq_len!r}.")
-    return tensor.to(torch.float64)
+    return tensor.to("cpu", torch.float64)  # tables are made on the host

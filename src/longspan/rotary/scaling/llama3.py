@@ -68,7 +68,7 @@ class Llama3(RopeScaling):
         wavelength = wavelengths(rope_frequencies(rotary_dim, rope_theta))
         turns = self.original_max_position_embeddings / wavelength
         if self.low_freq_factor == self.high_freq_factor:
-            # At the edge itself the reference code keeps the frequency too.
+            # A hard step; at the very edge, where the blend is 0 / 0, the frequency is kept.
             keep = (turns >= self.high_freq_factor).double()
         else:
             band = self.high_freq_factor - self.low_freq_factor

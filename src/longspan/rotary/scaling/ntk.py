@@ -37,7 +37,7 @@ class NTKAware(RopeScaling):
 
     def rescale_factors(self, rotary_dim: int, rope_theta: float, seq_len: SeqLen = None) -> Tensor:
         """Returns 1 for the first pair rising to `factor` for the last, [P] float64."""
-        return ntk_rescale_factors(torch.tensor(float(self.factor)).double(), rotary_dim)
+        return ntk_rescale_factors(torch.tensor(self.factor, dtype=torch.float64), rotary_dim)
 
     def raised_theta(self, rotary_dim: int, rope_theta: float) -> float:
         """Returns the base that gives the same frequencies without a scaling."""

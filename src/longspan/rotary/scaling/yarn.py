@@ -135,7 +135,14 @@ class Yarn(RopeScaling):
         high = self._index_of(self.beta_slow, rotary_dim, rope_theta)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
-        return max(low, 0), min(high, rotary_dim - 1)
+        low, high = max(low, 0), min(high, rotary_dim - 1)
+        if high < low:
+            raise ConfigError(
+                f"YaRN's ramp would run from pair {low:g} down to {high:g} for rope_theta "
+                f"{rope_theta:g} and {self.original_max_position_embeddings} trained tokens. "
+                "Use method 'linear'."
+            )
+        return low, high
 
     def _index_of(self, turns: float, rotary_dim: int, rope_theta: float) -> float:
         """Returns the (fractional) index of the pair that turns `turns` times while trained."""
