@@ -232,3 +232,40 @@ def test_the_query_scale_of_ministral_stays() -> None:
     block = planned.config["text_config"]["rope_parameters"]
     assert block["llama_4_scaling_beta"] == 0.1
     assert (block["factor"], block["original_max_position_embeddings"]) == (32.0, 16384)
+
+
+def test_a_llama3_factor_grown_twice_is_the_one_grown_once():
+    config = load("llama-3.1-8b")
+    for first, second in [(150_001, 262_147), (199_999, 1_000_003), (140_000, 300_001)]:
+        assert plan(plan(config, to=first), to=second) == plan(config, to=second)
+
+
+def test_the_smallest_sufficient_factor_is_enough_whatever_its_rounding():
+    for to in range(180_300, 180_400):
+        smallest = plan(SMALL, to=to).smallest_factor
+        assert plan(SMALL, to=to, factor=smallest).factor == smallest
+
+
+def test_searched_factors_are_not_stretched():
+    with pytest.raises(ConfigError, match="searched for 131072 tokens"):
+        plan(load("phi-3.5-mini-longrope"), to=262_144)
+
+
+def test_what_changes_is_what_is_written():
+    planned = plan(load("ministral3-3b-2512"), to=524_288)
+    assert planned.changed["rope_parameters"]["llama_4_scaling_beta"] == 0.1
+    told = plan(load("phi-2-msft-partial"), to=4096).changed
+    assert told["n_positions"] == 4096
+    assert "max_position_embeddings" not in told
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        ({**SMALL, "model_type": "mistral", "sliding_window": 4096}, "slides over 4096 tokens"),
+        ({**SMALL, "model_type": "phi3"}, "not saved"),
+    ],
+)
+def test_plans_that_do_little_or_cannot_be_saved_say_so(config, word):
+    assert any(word in line for line in plan(config, to=16384).warnings)
+    assert not any(word in line for line in plan(SMALL, to=16384).warnings)

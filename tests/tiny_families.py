@@ -13,8 +13,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from longspan.adapters.families import FAMILIES
 
-torch.set_num_threads(1)  # for tensors this small, threads only wait for each other
-
 VOCAB = 64
 TRAINED = 64
 THETA = 1_000.0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -81,7 +84,8 @@ def hub_file(hub_id: str, filename: str) -> str:
     from transformers.utils.hub import cached_file
 
     try:
-        path = cached_file(hub_id, filename)
+        with _hushed():
+            path = cached_file(hub_id, filename)
     except LOAD_ERRORS as error:
         raise InputError(
             f"no local folder and no reachable hub model {hub_id!r}: {first_line(error)}"
@@ -90,6 +94,18 @@ def hub_file(hub_id: str, filename: str) -> str:
     if path is None:
         raise InputError(f"the hub model {hub_id!r} has no {filename}. {_allowed()}")
     return path
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Silences the hub's log of its retries: the error that follows says it in one line."""
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def first_line(error: BaseException) -> str:

@@ -98,7 +98,9 @@ def block_mask(seen: Visibility) -> BlockMask:
     from torch.nn.attention.flex_attention import BlockMask
 
     queries, keys = seen.shape
-    found = seen.grid(BLOCK, BLOCK).coverage(slice(None))
+    grid = seen.grid(BLOCK, BLOCK)
+    rows, columns = (torch.arange(span.low.shape[1], device=span.low.device) for span in grid[1:3])
+    found = grid.coverage(rows.unsqueeze(1), columns.unsqueeze(0))
     whole = found.all.clone()
     # Blocks that stick out past the last token must look at every pair.
     whole[queries // BLOCK :] = False

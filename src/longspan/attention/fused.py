@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from longspan.attention.kinds import Kind
 from longspan.attention.meeting import Gradients, Meeting, finite
-from longspan.attention.plan import Kind, Part
+from longspan.attention.plan import Part
 from longspan.attention.rules import Inputs, Rules, compute_dtype
 
 PADDING = 8  # channels the kernel takes in one stride

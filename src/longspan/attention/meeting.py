@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longspan.attention.plan import Kind, Part
+from longspan.attention.kinds import Kind
+from longspan.attention.plan import Part
 from longspan.attention.rules import Rules
 from longspan.attention.visibility import Run
 

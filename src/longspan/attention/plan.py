@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from longspan.attention.visibility import Grid, Run, Visibility
+from longspan.attention.kinds import Kind, Kinds, Stretch
+from longspan.attention.visibility import Run, Visibility
 from longspan.bias.base import Bias
-
-
-class Kind(IntEnum):
-    """How a tile of queries meets a run of keys."""
-
-    HIDDEN = 0
-    """Not at all."""
-    PARTLY = 1
-    """Some pairs are hidden: a mask is needed."""
-    WHOLE = 2
-    """All pairs are visible."""
-    BEFORE = 3
-    """All are visible, and so far before the queries that the bias is row + key."""
-    AFTER = 4
-    """The same, after the queries."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +22,10 @@ class Sizes:
     """Queries of a tile."""
     tiles: int = 4
     """Tiles that meet together the many keys they all see: kernels like many queries."""
-    block: int = 32
-    """Keys that are kept or skipped together."""
+    block: int = 64
+    """Keys that are kept or skipped together, on the first look."""
+    fine: int = 4
+    """Keys that are kept or skipped together in blocks of which some pairs are hidden."""
     dense: int = 1024
     """The most keys that meet a tile with a mask or a bias at once."""
     whole: int = 1024
@@ -70,10 +57,6 @@ class Group(NamedTuple):
     parts: tuple[Part, ...]
 
 
-Stretch = tuple[Kind, int, int]
-"""Neighbouring keys that are met in one way: kind, start and stop."""
-
-
 def plan(seen: Visibility, bias: Bias | None, *, split: bool, sizes: Sizes) -> list[Group]:
     """Returns the groups of a call, in order of queries; one that sees nothing has no parts.
 
@@ -86,65 +69,35 @@ def plan(seen: Visibility, bias: Bias | None, *, split: bool, sizes: Sizes) -> l
     queries, keys = seen.shape
     if not keys:
         return [Group(slice(0, queries), ())]
-    grid = seen.grid(sizes.queries, sizes.block)
+    look = Kinds(seen, bias if split else None, sizes.queries, sizes.block, sizes.fine)
     all_rows = [*_cut(slice(0, queries), sizes.queries * sizes.tiles)]
-    cells = sizes.tiles * -(-keys // sizes.block) * len(grid.k.low)
-    at_once = max(1, GRID_CELLS // cells)
+    at_once = max(1, GRID_CELLS // (sizes.tiles * look.blocks * look.batch))
     groups: list[Group] = []
     for first in range(0, len(all_rows), at_once):
-        tiles = slice(first * sizes.tiles, (first + at_once) * sizes.tiles)
-        shared, own = _shared_and_own(_kinds(grid, tiles, bias, split), bias, split, sizes)
-        together = _stretches(shared, sizes.block, keys)
-        alone = _stretches(own.flatten(0, 1), sizes.block, keys)
-        for at, rows in enumerate(all_rows[first : first + at_once]):
+        some = all_rows[first : first + at_once]
+        tiles = torch.arange(len(some) * sizes.tiles, device=seen.q_pos.device)
+        tiles = (tiles + first * sizes.tiles).clamp_max(look.tiles - 1)
+        shared, own = _shared_and_own(look.of(tiles), bias, split, sizes)
+        together = look.stretches(shared, tiles[:: sizes.tiles])
+        alone = look.stretches(own, tiles)
+        for at, rows in enumerate(some):
             parts = [*_parts(rows, together[at], bias, split, sizes)]
-            for tile, some_rows in enumerate(_cut(rows, sizes.queries), at * sizes.tiles):
-                parts += _parts(some_rows, alone[tile], bias, split, sizes)
+            for tile, few_rows in enumerate(_cut(rows, sizes.queries), at * sizes.tiles):
+                parts += _parts(few_rows, alone[tile], bias, split, sizes)
             groups.append(Group(rows, tuple(parts)))
     return groups
-
-
-def _kinds(grid: Grid, tiles: slice, bias: Bias | None, split: bool) -> Tensor:
-    """Returns the Kind of each tile and block, [n, m] int8."""
-    found = grid.coverage(tiles)
-    kinds = torch.where(found.all, int(Kind.WHOLE), int(Kind.PARTLY))
-    kinds = torch.where(found.some, kinds, int(Kind.HIDDEN)).to(torch.int8)
-    if bias is None or bias.far is None or not split:
-        return kinds
-    q, k = grid.q, grid.k
-    before = (q.low[:, tiles, None] - k.high[:, None] >= bias.far).all(0)
-    after = (k.low[:, None] - q.high[:, tiles, None] >= bias.far).all(0)
-    kinds[found.all & after] = int(Kind.AFTER)
-    kinds[found.all & before] = int(Kind.BEFORE)
-    return kinds
 
 
 def _shared_and_own(
     kinds: Tensor, bias: Bias | None, split: bool, sizes: Sizes
 ) -> tuple[Tensor, Tensor]:
-    """Returns what the tiles of each group meet together, [g, m], and apart, [g, tiles, m]."""
-    missing = -len(kinds) % sizes.tiles
-    kinds = torch.cat((kinds, kinds[-1:].expand(missing, -1))).unflatten(0, (-1, sizes.tiles))
+    """Returns what the tiles of each group meet together, [g, m], and apart, [g·tiles, m]."""
+    kinds = kinds.unflatten(0, (-1, sizes.tiles))
     least = Kind.WHOLE if bias is None else Kind.BEFORE  # kinds that need no tensor of all pairs
     same = (kinds == kinds[:, :1]).all(1) & (kinds[:, 0] >= least)
     many = same.sum(1, keepdim=True) * sizes.block >= sizes.whole
     same &= many & split
-    return kinds[:, 0] * same, kinds * ~same.unsqueeze(1)
-
-
-def _stretches(kinds: Tensor, block: int, keys: int) -> list[list[Stretch]]:
-    """Returns for each row of kinds, [n, m], its stretches of one kind, hidden ones left out."""
-    begins = torch.ones_like(kinds, dtype=torch.bool)
-    begins[:, 1:] = kinds[:, 1:] != kinds[:, :-1]
-    rows, starts = begins.nonzero().T.tolist()
-    stretches: list[list[Stretch]] = [[] for _ in range(len(kinds))]
-    for row, kind, start, end in zip(
-        rows, kinds[begins].tolist(), starts, [*starts[1:], 0], strict=True
-    ):
-        if kind != Kind.HIDDEN:
-            stop = end * block if end > start else keys  # the next row begins at block 0 again
-            stretches[row].append((Kind(kind), start * block, min(stop, keys)))
-    return stretches
+    return kinds[:, 0] * same, (kinds * ~same.unsqueeze(1)).flatten(0, 1)
 
 
 def _parts(

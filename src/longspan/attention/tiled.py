@@ -123,7 +123,8 @@ class _Backward:
         self.d_lse = torch.zeros_like(lse) if d_lse is None else d_lse
         self.fused = fused.usable(inputs, rules)
         self.wide = inputs.k, inputs.v
-        if self.fused and (d_lse is not None or learned):
+        splits = rules.bias is not None and rules.bias.far is not None
+        if self.fused and (d_lse is not None or (learned and splits)):
             self.wide = fused.widened(inputs.k, 1.0), fused.widened(inputs.v, 1.0)
         with torch.enable_grad():
             now = rules.learned

@@ -140,19 +140,19 @@ class Visibility:
 
     def grid(self, query_tile: int, key_block: int) -> Grid:
         """Returns the spans of all tiles of queries and blocks of keys."""
+        q_doc = None if self.q_doc is None else _span(self.q_doc, query_tile)
+        k_doc = None if self.k_doc is None else _span(self.k_doc, key_block)
+        if self.first is not None and self.first[1] >= 0:
+            q = _consecutive(self.first[0], self.q_pos, query_tile)
+            k = _consecutive(self.first[1], self.k_pos, key_block)
+            return Grid(self.mask, q, k, torch.ones_like(k.low, dtype=torch.bool), q_doc, k_doc)
         present = self.k_pos >= 0
-        k_span = Span(
+        k = Span(
             _blocks(torch.where(present, self.k_pos, FARTHEST), key_block).amin(-1),
             _blocks(torch.where(present, self.k_pos, -1), key_block).amax(-1),
         )
-        return Grid(
-            self.mask,
-            _span(self.q_pos, query_tile),
-            k_span,
-            _blocks(present, key_block).all(-1),
-            None if self.q_doc is None else _span(self.q_doc, query_tile),
-            None if self.k_doc is None else _span(self.k_doc, key_block),
-        )
+        all_present = _blocks(present, key_block).all(-1)
+        return Grid(self.mask, _span(self.q_pos, query_tile), k, all_present, q_doc, k_doc)
 
 
 class Grid(NamedTuple):
@@ -166,27 +166,32 @@ class Grid(NamedTuple):
     q_doc: Span | None
     k_doc: Span | None
 
-    def coverage(self, tiles: slice) -> Coverage:
-        """Returns what is known of some tiles of queries against all blocks, each [t, m]."""
-        q, k = _across(self.q, tiles), _down(self.k)
-        some = (k.high >= 0).expand(len(k.high), q.low.shape[1], -1)
-        whole = self.present.unsqueeze(1)
+    def coverage(self, tiles: Tensor, blocks: Tensor) -> Coverage:
+        """Returns what is known of some tiles of queries with some blocks of keys, broadcast.
+
+        Args:
+            tiles, blocks: their indices, of as many dimensions, broadcast together.
+        """
+        q, k = _of(self.q, tiles), _of(self.k, blocks)
+        some, whole = k.high >= 0, self.present[:, blocks]
         if self.mask is not None:
             found = self.mask.coverage(q, k)
             some, whole = some & found.some, whole & found.all
         if self.q_doc is not None and self.k_doc is not None:
-            q, k = _across(self.q_doc, tiles), _down(self.k_doc)
+            q, k = _of(self.q_doc, tiles), _of(self.k_doc, blocks)
             some = some & (q.low <= k.high) & (k.low <= q.high)
             whole = whole & (q.low == k.high) & (k.low == q.high)
-        return Coverage(some.any(0), (whole & some).all(0))
+        shape = torch.broadcast_shapes(tiles.shape, blocks.shape)
+        return Coverage(some.any(0).expand(shape), (whole & some).all(0).expand(shape))
+
+    def apart(self, tiles: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns how far blocks are before tiles and after them at least, in positions."""
+        q, k = _of(self.q, tiles), _of(self.k, blocks)
+        return (q.low - k.high).amin(0), (k.low - q.high).amin(0)
 
 
-def _across(span: Span, tiles: slice) -> Span:
-    return Span(*(end[:, tiles].unsqueeze(2) for end in span))
-
-
-def _down(span: Span) -> Span:
-    return Span(*(end.unsqueeze(1) for end in span))
+def _of(span: Span, at: Tensor) -> Span:
+    return Span(span.low[:, at], span.high[:, at])
 
 
 def _blocks(rows: Tensor, size: int) -> Tensor:
@@ -200,6 +205,13 @@ def _blocks(rows: Tensor, size: int) -> Tensor:
 def _span(rows: Tensor, size: int) -> Span:
     blocks = _blocks(rows, size)
     return Span(blocks.amin(-1), blocks.amax(-1))
+
+
+def _consecutive(first: int, rows: Tensor, size: int) -> Span:
+    """Returns the spans of positions that start at `first` and are consecutive."""
+    length = rows.shape[1]
+    low = torch.arange(first, first + length, size, device=rows.device).unsqueeze(0)
+    return Span(low, (low + (size - 1)).clamp_max(first + length - 1))
 
 
 def _rows(name: str, given: Tensor, batch: int, length: int) -> Tensor:

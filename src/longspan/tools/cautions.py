@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longspan.adapters.families import text_part
+from longspan.adapters.families import family_of, layer_types, text_part
 from longspan.adapters.lengths import Lengths
 from longspan.adapters.ropes import Ropes
 from longspan.rotary.scaling import DynamicNTK, NTKAware, NTKByParts, PositionInterpolation, Yarn
@@ -30,6 +30,7 @@ def cautions(config: Mapping[str, Any], ropes: Ropes, lengths: Lengths, to: int)
         *_by_method(scaling, to, lengths),
         *_by_spelling(text, ropes),
         *_by_training(scaling, to / lengths.trained),
+        *_by_family(text, ropes, lengths),
     )
 
 
@@ -84,4 +85,20 @@ def _by_training(scaling: Any, ratio: float) -> Iterator[str]:
         yield (
             f"{scaling.method}: {ratio:g} times the trained length without fine-tuning is past "
             f"what its authors report to hold ({limit:g}×); plan for {need} steps, and evaluate"
+        )
+
+
+def _by_family(text: Mapping[str, Any], ropes: Ropes, lengths: Lengths) -> Iterator[str]:
+    kinds = layer_types(text, family_of(text))
+    rotating = {kind for kind, key in zip(kinds, ropes.layers, strict=False) if key is not None}
+    window = text.get("sliding_window")
+    if rotating == {"sliding_attention"} and window and window <= lengths.trained:
+        yield (
+            f"every layer that rotates slides over {window} tokens, so no rotation beyond the "
+            f"trained {lengths.trained} is ever seen: scaling changes what it need not"
+        )
+    if text.get("model_type") == "phi3" and ropes[ropes.reaching].method.method != "ntk":
+        yield (
+            "phi3: transformers' own config class loads only longrope and plain rope (ntk); this "
+            "can be evaluated in memory, not saved"
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
-from longspan.adapters.config_fields import ConfigLike, as_mapping
+from longspan.adapters.config_fields import ROUNDING, ConfigLike, as_mapping
+from longspan.adapters.families import text_part
 from longspan.adapters.kv_cache import kv_cache_bytes
 from longspan.adapters.lengths import Lengths, lengths_of
 from longspan.adapters.rope import OnConflict, rope_from_config, softmax_scale_multiplier
@@ -14,7 +16,13 @@ from longspan.adapters.rope_writing import rope_to_config, updated_config
 from longspan.adapters.ropes import Ropes
 from longspan.errors import ConfigError
 from longspan.rotary.rope import Rope
-from longspan.rotary.scaling import DynamicNTK, Llama3, RopeScaling, scaling_for_method
+from longspan.rotary.scaling import (
+    DynamicNTK,
+    Llama3,
+    LongRope,
+    RopeScaling,
+    scaling_for_method,
+)
 from longspan.rotary.scaling.base import check_factor, check_length
 from longspan.tools.cautions import cautions
 
@@ -117,12 +125,18 @@ def plan(
         ropes=ropes,
         before=before,
         config=updated,
-        changed=written,
+        changed=differing(text_part(updated), text_part(whole)),
         removed=removed,
         kv_cache_bytes=kv_cache_bytes(updated, to),
         notes=(*before.notes, *lengths.notes),
         warnings=cautions(whole, ropes, lengths, to),
     )
+
+
+def differing(after: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys of `after` to write over `before`; the rope's whether or not they differ."""
+    always = ("rope_parameters", "longspan")
+    return {key: value for key, value in after.items() if key in always or before.get(key) != value}
 
 
 def check_target(to: int, lengths: Lengths) -> None:
@@ -149,6 +163,11 @@ def planned_scaling(
     if factor is not None:
         check_factor(factor)
     check_enough(wanted, lengths, to, factor)
+    if wanted is LongRope and isinstance(current, LongRope):
+        raise ConfigError(
+            f"this checkpoint's LongRoPE factors were searched for {lengths.usable} tokens; more "
+            "need a search of their own. Choose another method, such as 'yarn'."
+        )
     if wanted is not type(current):
         stretched = wanted.for_factor(factor or to / lengths.trained, lengths.trained)
         return with_factor(stretched, factor) if factor is not None else stretched
@@ -160,10 +179,11 @@ def planned_scaling(
 
 
 def grown_llama3_factor(current: Llama3, lengths: Lengths, to: int) -> float:
-    """Returns a Llama-3 factor grown with the length, rounded so that two steps equal one."""
+    """Returns a Llama-3 factor grown with the length, as a ratio so that two steps equal one."""
     if current.factor == lengths.usable / lengths.trained:
         return to / lengths.trained
-    return float(f"{current.factor * to / lengths.usable:.12g}")
+    grown = Fraction(current.factor) * to / lengths.usable
+    return float(grown.limit_denominator(2**22))
 
 
 def check_enough(
@@ -172,7 +192,7 @@ def check_enough(
     """Refuses a factor that does not reach; for llama3 and dynamic it is not a length ratio."""
     if factor is None or wanted in (Llama3, DynamicNTK):
         return
-    if factor * lengths.trained < to:
+    if factor * lengths.trained * (1 + ROUNDING) < to:
         raise ConfigError(
             f"factor {factor:g} reaches {factor:g} · {lengths.trained} = "
             f"{factor * lengths.trained:g} tokens, fewer than {to}. It must be at least "

@@ -160,6 +160,6 @@ def check_reach(
         raise ConfigError(
             f"{'length' if window is None else 'window'} {reach} does not exceed the trained "
             f"length {trained_length}, so it would say nothing about reading further. Give a "
-            "greater one, or allow_short=True to measure within the trained length."
+            "greater one, or allow_short (--allow-short) to measure within the trained length."
         )
     return reach

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import math
+import sys
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -84,7 +84,7 @@ def check_factor(factor: float) -> None:
 def check_number(name: str, value: Any, above: float | None = None) -> None:
     """Refuses anything but a finite number, and one not above `above`."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value):
+    if not number or not abs(value) <= sys.float_info.max:
         raise ConfigError(f"{name} must be a finite number, got {value!r}.")
     if above is not None and value <= above:
         raise ConfigError(f"{name} must be above {above:g}, got {value!r}.")
