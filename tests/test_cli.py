@@ -88,6 +88,9 @@ def test_plan_draws_its_figure(capsys, config, tmp_path):
         (("plan", "CONFIG", "--to", "4096"), 1, "already reaches"),
         (("plan", "CONFIG", "--to", "lots"), 2, "not a number of tokens"),
         (("plan", "CONFIG", "--to", "1.5"), 2, "not a number of tokens"),
+        (("plan", "CONFIG", "--to", "9" * 26 + "m"), 1, "at most 2^53"),
+        (("plan", "CONFIG", "--to", "16k", "--original", "32k"), 1, "--original"),
+        (("plan", "", "--to", "16k"), 1, "empty"),
         (("plan", "CONFIG"), 2, "--to"),
         (("plan", "CONFIG", "--to", "16k", "--method", "yran"), 2, "Did you mean 'yarn'?"),
         (("plan", "CONFIG", "--to", "16k", "--method", "none"), 1, "does not extend"),
@@ -117,6 +120,17 @@ def test_bad_input_is_one_clear_line(capsys, config, args, code, told):
         ({"rope_scaling": {"type": "yarn", "beta_fsat": 3}}, "Did you mean 'beta_fast'?"),
         ({"model_type": "bloom", "alibi": True}, "ALiBi"),
         ({"model_type": "gpt2"}, "learned positions"),
+        (
+            {
+                "longspan": {
+                    "method": "ntk",
+                    "factor": 2.0,
+                    "original_max_position_embeddings": "y",
+                    "rope_theta": 1e5,
+                }
+            },
+            "positive whole number",
+        ),
     ],
 )
 def test_bad_configs_are_one_clear_line(capsys, config, changes, told):
@@ -140,3 +154,16 @@ def test_extend_refuses_an_existing_folder_before_loading(capsys, config, tmp_pa
     code, _, err = run(capsys, "extend", config(), "--to", "16k", "-o", str(tmp_path))
     assert code == 1
     assert "--force" in err
+
+
+def test_a_full_disk_behind_standard_output_is_one_clear_line(config):
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "longspan", "plan", config(), "--to", "16k"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert ran.returncode == 1
+    assert "cannot write the output" in ran.stderr
+    assert "Traceback" not in ran.stderr

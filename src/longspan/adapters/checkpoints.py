@@ -43,6 +43,8 @@ def find_checkpoint(model: str | Path) -> Source:
     """
     if isinstance(model, str) and model in embedded_models():
         return Source("gguf", str(fetch(model)))
+    if not str(model).strip():
+        raise InputError(f"the model's name is empty. {_allowed()}")
     path = Path(model).expanduser()
     if path.is_dir():
         if (path / "config.json").is_file():

@@ -7,6 +7,7 @@ from typing import Any
 
 from longspan.errors import ConfigError
 from longspan.rotary.rope import Rope
+from longspan.rotary.scaling.base import check_length, check_number
 
 
 def origin_block(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -21,6 +22,9 @@ def origin_block(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
             f"the longspan block lacks {', '.join(missing)}. Remove it, or extend the original "
             "checkpoint again."
         )
+    check_length("the longspan block's length", written["original_max_position_embeddings"])
+    if written["factor"] is not None:  # LongRoPE may carry an attention factor instead
+        check_number("the longspan block's factor", written["factor"])
     return written
 
 

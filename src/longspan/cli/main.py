@@ -75,6 +75,10 @@ def main(args: list[str] | None = None) -> Any:
         if debug:
             raise
         sys.exit(_fail(str(error)))
+    except OSError as error:  # a full disk behind standard output, or a closed pipe
+        if debug:
+            raise
+        sys.exit(_fail(f"cannot write the output: {error.strerror or error}."))
     except MemoryError:
         sys.exit(_fail("out of memory. Lower --length, or use --dtype bfloat16."))
 

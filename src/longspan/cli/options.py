@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, TypeVar
 
 import click
@@ -28,8 +29,8 @@ class Tokens(click.ParamType):
         if isinstance(value, int):
             return value
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", str(value).strip().lower())
-        number = float(found[1]) * self.units[found[2]] if found else 0.0
-        if found is None or number < 1 or number != int(number):
+        number = Fraction(found[1]) * self.units[found[2]] if found else Fraction(0)
+        if number < 1 or number.denominator != 1:
             self.fail(f"{value!r} is not a number of tokens, such as 16384 or 16k.", param, ctx)
         return int(number)
 

@@ -141,6 +141,11 @@ def differing(after: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, 
 
 def check_target(to: int, lengths: Lengths) -> None:
     """Refuses a target that needs no extension."""
+    if lengths.usable < to <= lengths.trained:
+        raise ConfigError(
+            f"to must be above the trained length {lengths.trained}, got {to}. If that length is "
+            "wrong, give another original_max_position_embeddings (--original)."
+        )
     if to <= lengths.usable:
         raise ConfigError(
             f"to must be above {lengths.usable}, the tokens this config already reaches, got {to}. "

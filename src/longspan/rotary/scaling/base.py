@@ -15,6 +15,8 @@ from longspan.rotary.frequencies import rope_frequencies
 
 SeqLen = int | Tensor | None
 
+LONGEST = 2**53  # lengths are divided in float64, which is exact up to here
+
 
 class RopeScaling(ABC):
     """Divides each unscaled frequency by a rescale factor λ: θ'_i = θ_i / λ_i.
@@ -94,6 +96,8 @@ def check_length(name: str, value: Any) -> None:
     """Refuses anything but a positive whole number of tokens."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} must be a positive whole number of tokens, got {value!r}.")
+    if value > LONGEST:
+        raise ConfigError(f"{name} must be at most 2^53 tokens, got {value}.")
 
 
 def lengths(seq_len: SeqLen, method: str) -> Tensor:
