@@ -16,7 +16,7 @@ from torch import Tensor
 from longspan.attention.reference import cap
 from longspan.attention.rules import Inputs, Rules
 from longspan.attention.visibility import Visibility
-from longspan.errors import ShapeError
+from longspan.errors import ConfigError, ShapeError
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -54,6 +54,7 @@ def flex_attend(inputs: Inputs, rules: Rules, blocks: BlockMask | None) -> tuple
 
     Raises:
         ShapeError: if the block mask was built for other lengths.
+        ConfigError: if the compiler fails.
     """
     q, k, v, sink_logits = inputs
     if blocks is not None and tuple(blocks.seq_lengths) != rules.seen.shape:
@@ -62,16 +63,25 @@ def flex_attend(inputs: Inputs, rules: Rules, blocks: BlockMask | None) -> tuple
             f"{rules.seen.shape}. Build one for these lengths."
         )
     wants_lse = rules.return_lse or sink_logits is not None
-    found = compiled()(
-        q,
-        k,
-        v,
-        score_mod=score_function(rules, q.device),
-        block_mask=blocks,
-        scale=rules.scale,
-        enable_gqa=k.shape[1] != q.shape[1],
-        return_lse=wants_lse,
-    )
+    # On a CPU the compiler writes code that does not build once it takes lengths as variables.
+    kernel = compiled(dynamic=False if q.device.type == "cpu" else None)
+    try:
+        found = kernel(
+            q,
+            k,
+            v,
+            score_mod=score_function(rules, q.device),
+            block_mask=blocks,
+            scale=rules.scale,
+            enable_gqa=k.shape[1] != q.shape[1],
+            return_lse=wants_lse,
+        )
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"FlexAttention failed for {rules.seen.mask!r} at T, S = {rules.seen.shape}: {reason} "
+            "Use impl='tiled'."
+        ) from error
     if not wants_lse:
         return found, None
     out, lse = found
@@ -81,12 +91,12 @@ def flex_attend(inputs: Inputs, rules: Rules, blocks: BlockMask | None) -> tuple
     return out, lse
 
 
-@lru_cache(maxsize=1)
-def compiled() -> Callable[..., Any]:
+@lru_cache
+def compiled(dynamic: bool | None) -> Callable[..., Any]:
     """Returns the compiled kernel; it raises where it cannot compile, and never runs eagerly."""
     from torch.nn.attention.flex_attention import flex_attention  # slow to import
 
-    return torch.compile(flex_attention, fullgraph=True)
+    return torch.compile(flex_attention, fullgraph=True, dynamic=dynamic)
 
 
 def block_mask(seen: Visibility) -> BlockMask:
