@@ -2,7 +2,6 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
-# One torch thread a test worker: two workers on two cores.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
 
@@ -21,6 +20,7 @@ demo: $(READY)  ## the main job on a real model and a real novel, about 4 minute
 	$(VENV)/bin/longspan evaluate smollm2 --text moby-dick --length 12288 --documents 1 \
 	    --methods none,linear,yarn --bucket 1024 --output longspan-results/demo --force
 
+# One torch thread a test worker: two workers on two cores.
 test: $(READY)  ## all tests, doctests and README blocks
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 

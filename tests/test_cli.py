@@ -10,6 +10,8 @@ import pytest
 from longspan import __version__
 from longspan.cli.main import main
 
+NEW = ["linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "llama3"]
+
 LLAMA = {
     "model_type": "llama",
     "head_dim": 64,
@@ -165,5 +167,13 @@ def test_a_full_disk_behind_standard_output_is_one_clear_line(config):
             text=True,
         )
     assert ran.returncode == 1
-    assert "cannot write the output" in ran.stderr
+    assert "cannot write standard output" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_the_plan_fits_eighty_columns_with_every_method_named(capsys, config, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys, "plan", config(rope_theta=1e7), "--to", "1m")
+    assert "…" not in out
+    heading = next(line for line in out.splitlines() if "wavelength" in line)
+    assert heading.split() == ["pair", "wavelength", "turns", *NEW]

@@ -70,15 +70,22 @@ def main(args: list[str] | None = None) -> Any:
         error.show()
         sys.exit(1)
     except (KeyboardInterrupt, click.exceptions.Abort):
-        sys.exit(_fail("interrupted. What was finished is kept; the same command goes on from it."))
+        sys.exit(
+            _fail(
+                "interrupted. Nothing is half-written; evaluate keeps its finished parts, and the "
+                "same command goes on from them."
+            )
+        )
     except LongspanError as error:
         if debug:
             raise
         sys.exit(_fail(str(error)))
-    except OSError as error:  # a full disk behind standard output, or a closed pipe
+    except OSError as error:
         if debug:
             raise
-        sys.exit(_fail(f"cannot write the output: {error.strerror or error}."))
+        # without a file's name it is standard output: a full disk behind it, or a closed pipe
+        place = error.filename or "cannot write standard output"
+        sys.exit(_fail(f"{place}: {error.strerror or error}."))
     except MemoryError:
         sys.exit(_fail("out of memory. Lower --length, or use --dtype bfloat16."))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from longspan.report.wording import number
 from longspan.tools.pairs import PairEffect
 from longspan.tools.plan import Plan
 
@@ -60,16 +60,21 @@ def turns_sentence(planned: Plan, effects: Sequence[PairEffect]) -> str:
 def pair_table(planned: Plan, effects: Sequence[PairEffect]) -> Table:
     """Returns a table of some pairs, from the fastest to the slowest, and every method's λ."""
     methods = list(effects[0].rescale)
-    table = Table(caption="what each pair's frequency is divided by, for the same length")
-    for heading in ("pair", "wavelength", "turns trained", *methods):
+    table = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+        pad_edge=False,
+        caption=f"turns within {planned.trained_length} tokens; then what each method divides by",
+    )
+    for heading in ("pair", "wavelength", "turns", *methods):
         table.add_column(
             heading, justify="right", style="bold" if heading == planned.method else ""
         )
     for effect in spread(effects):
         table.add_row(
             str(effect.pair),
-            number(effect.wavelength),
-            number(effect.rotations),
+            f"{effect.wavelength:,.0f}",
+            f"{effect.rotations:,.0f}" if effect.rotations >= 100 else f"{effect.rotations:.3g}",
             *(f"{effect.rescale[method]:.3g}" for method in methods),
         )
     return table
