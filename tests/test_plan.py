@@ -269,3 +269,34 @@ def test_what_changes_is_what_is_written():
 def test_plans_that_do_little_or_cannot_be_saved_say_so(config, word):
     assert any(word in line for line in plan(config, to=16384).warnings)
     assert not any(word in line for line in plan(SMALL, to=16384).warnings)
+
+
+@pytest.mark.parametrize(
+    ("method", "to", "told"),
+    [
+        ("linear", 16_384, "200 to 1000 steps"),
+        ("yarn", 16_384, None),
+        ("yarn", 24_576, "400 to 600 steps"),
+        ("ntk", 24_576, "past what its authors report to hold (2×)"),
+        ("llama3", 24_576, None),
+    ],
+)
+def test_a_plan_past_what_holds_untuned_asks_for_training(method, to, told):
+    asked = [line for line in plan(SMALL, to=to, method=method).warnings if "fine-tuning" in line]
+    assert len(asked) == (told is not None)
+    assert all(str(told) in line for line in asked)
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("dynamic", "need theirs set to 16384 by hand"),
+        ("dynamic", "past 8192, so its keys mix several tables"),
+        ("ntk", "raised rope_theta"),
+        ("ntk-by-parts", "attention_factor 1.0"),
+    ],
+)
+def test_a_plan_says_what_other_readers_get_wrong_of_its_method_alone(method, told):
+    for other in NEW:
+        found = any(told in line for line in plan(SMALL, to=16_384, method=other).warnings)
+        assert found == (other == method)
