@@ -115,6 +115,4 @@ def example(encoding: Encoding, dtype: torch.dtype = torch.float64):
 
 
 def seen_by(mask: Mask | None, length: int, **placed: Tensor) -> Visibility:
-    q = torch.empty(B, H, length, D)
-    names = ("q_pos", "k_pos", "q_doc", "k_doc")
-    return Visibility.of(q, q, mask, *(placed.get(name) for name in names))
+    return Visibility.of(mask, (B, length, length), **placed)

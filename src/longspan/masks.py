@@ -78,7 +78,8 @@ class Mask(ABC):
                 [1, 1, 1]], dtype=torch.int32)
         """
         q_pos, k_pos = q_pos.unsqueeze(-1), k_pos.unsqueeze(-2)
-        return self.sees(q_pos, k_pos).expand(torch.broadcast_shapes(q_pos.shape, k_pos.shape))
+        seen = self.sees(q_pos, k_pos)
+        return seen.expand(torch.broadcast_shapes(seen.shape, q_pos.shape, k_pos.shape))
 
     def tile(
         self, q_span: tuple[int, int], k_span: tuple[int, int]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from longspan.attention import flex, reference, sdpa, tiled
 from longspan.attention.rules import Inputs, Options, Rules, check
+from longspan.attention.visibility import Visibility
 from longspan.bias.base import Bias
 from longspan.errors import ConfigError, did_you_mean
 from longspan.masks import Mask
@@ -63,7 +64,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     *,
-    mask: Mask | None = None,
+    mask: Mask | Visibility | None = None,
     bias: Bias | None = None,
     q_pos: Tensor | None = None,
     k_pos: Tensor | None = None,
@@ -85,7 +86,8 @@ def attend(
         q: [B, H, T, D].
         k, v: [B, K, S, D] and [B, K, S, Dv]; H a multiple of K. Key head j serves query heads
             j·H/K to (j + 1)·H/K − 1.
-        mask: who sees whom; None lets all see all, the future too.
+        mask: who sees whom; None lets all see all, the future too. A `Visibility` is a mask laid
+            over positions once, for many calls.
         bias: added to the scores.
         q_pos, k_pos: int64 positions that mask and bias go by, [T] or [B, T], [S] or [B, S]. By
             default keys are at 0 … S − 1 and the queries are the last T of them. They need not be

@@ -18,7 +18,7 @@ from longspan.masks import Mask
 class Options(TypedDict, total=False):
     """What `attend` takes beside q, k and v; it explains them."""
 
-    mask: Mask | None
+    mask: Mask | Visibility | None
     bias: Bias | None
     q_pos: Tensor | None
     k_pos: Tensor | None
@@ -60,7 +60,8 @@ class Rules:
     dropout: float
     return_lse: bool
     remembered: dict[Any, Any] = field(default_factory=dict)
-    """What a tile leaves for the next one that is like it."""
+    """What a tile leaves for the next one that is like it; where only the mask counts, for the
+    next call too."""
 
     @property
     def learned(self) -> tuple[Tensor, ...]:
@@ -87,23 +88,40 @@ def check(
     _check_tensors(q, k, v)
     inputs = Inputs(q, k, v, options.get("sink_logits"))
     _check_sinks(inputs)
-    mask, bias = options.get("mask"), options.get("bias")
-    if mask is not None and not isinstance(mask, Mask):
-        raise ConfigError(
-            f"mask must be a longspan Mask, got {type(mask).__name__}. Masks are made by causal(), "
-            "sliding_window(W), … and follow positions, so one fits every length."
-        )
-    _check_bias(bias, mask, q.shape[1])
+    seen, bias = _seen(inputs, options), options.get("bias")
+    _check_bias(bias, seen.mask, q.shape[1])
     scale, softcap = options.get("scale"), options.get("softcap")
     _check_positive("scale", scale)
     _check_positive("softcap", softcap)
     dropout = options.get("dropout", 0.0)
     if not 0 <= dropout < 1:
         raise ConfigError(f"dropout must be at least 0 and below 1, got {dropout!r}.")
-    placed = (options.get(name) for name in ("q_pos", "k_pos", "q_doc", "k_doc"))
-    seen = Visibility.of(q, k, mask, *placed)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return inputs, Rules(seen, bias, scale, softcap, dropout, return_lse)
+    remembered = seen.found.setdefault(q.dtype, {}) if bias is None else {}
+    return inputs, Rules(seen, bias, scale, softcap, dropout, return_lse, remembered)
+
+
+def _seen(inputs: Inputs, options: Options) -> Visibility:
+    """Returns the mask laid over positions, or what was laid before."""
+    q, k, mask = inputs.q, inputs.k, options.get("mask")
+    sizes = q.shape[0], q.shape[2], k.shape[2]
+    placed = {name: options.get(name) for name in ("q_pos", "k_pos", "q_doc", "k_doc")}
+    if mask is None or isinstance(mask, Mask):
+        return Visibility.of(mask, sizes, device=q.device, **placed)
+    if not isinstance(mask, Visibility):
+        raise ConfigError(
+            f"mask must be a longspan Mask, got {type(mask).__name__}. Masks are made by causal(), "
+            "sliding_window(W), … and follow positions, so one fits every length."
+        )
+    given = [name for name, value in placed.items() if value is not None]
+    if given:
+        raise ConfigError(f"a Visibility has its positions; leave {', '.join(given)} out.")
+    if mask.shape != sizes[1:] or not {len(mask.q_pos), len(mask.k_pos)} <= {1, sizes[0]}:
+        raise ShapeError(
+            f"the Visibility was laid over T, S = {mask.shape}, and q and k have {sizes[1:]} with "
+            f"B = {sizes[0]}. Lay the mask over these, or pass the mask itself."
+        )
+    return mask
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

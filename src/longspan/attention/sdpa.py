@@ -36,7 +36,7 @@ def run(inputs: Inputs, rules: Rules) -> tuple[Tensor, None]:
     content = q if rules.bias is None else rules.bias.content_query(q)
     added, is_causal = None, False
     if needs_pairs(inputs, rules):
-        added = _added(inputs, rules)
+        added = _remembered(inputs, rules)
     else:
         is_causal = rules.seen.hides
     if sink_logits is not None:  # one more key and value of zeros, with the logit as its bias
@@ -59,6 +59,14 @@ def _is_causal(rules: Rules) -> bool:
     square = seen.shape[0] == seen.shape[1] and seen.first is not None
     aligned = square and seen.first is not None and seen.first[0] == seen.first[1] >= 0
     return aligned and seen.q_doc is None and seen.mask == causal()
+
+
+def _remembered(inputs: Inputs, rules: Rules) -> Tensor:
+    if rules.bias is not None or inputs.sink_logits is not None:
+        return _added(inputs, rules)
+    if "added" not in rules.remembered:
+        rules.remembered["added"] = _added(inputs, rules)
+    return rules.remembered["added"]
 
 
 def _added(inputs: Inputs, rules: Rules) -> Tensor:

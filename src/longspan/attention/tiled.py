@@ -49,7 +49,10 @@ def _groups(inputs: Inputs, rules: Rules) -> list[Group]:
     if rules.bias is not None or not split:
         keys = TILE_SCORES // (inputs.q.shape[0] * inputs.q.shape[1] * sizes.queries)
         sizes = replace(sizes, dense=max(sizes.block, min(sizes.dense, keys)))
-    return plan.plan(rules.seen, rules.bias, split=split, sizes=sizes)
+    known = "groups", split, sizes, None if rules.bias is None else (rules.bias.far,)
+    if known not in rules.seen.found:
+        rules.seen.found[known] = plan.plan(rules.seen, rules.bias, split=split, sizes=sizes)
+    return rules.seen.found[known]
 
 
 class _Attention(torch.autograd.Function):

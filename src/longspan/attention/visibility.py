@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """A mask laid over stored queries and keys.
+    """A mask laid over stored queries and keys; many calls may share one.
 
     Positions and documents are [1, …] where all rows of the batch share them, else [B, …].
     """
@@ -38,31 +39,39 @@ class Visibility:
     k_doc: Tensor | None
     first: tuple[int, int] | None
     """The first query's and key's position where both are consecutive and shared, else None."""
+    found: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What one call worked out and the next one need not."""
 
     @staticmethod
     def of(
-        q: Tensor,
-        k: Tensor,
         mask: Mask | None,
-        q_pos: Tensor | None,
-        k_pos: Tensor | None,
-        q_doc: Tensor | None,
-        k_doc: Tensor | None,
+        sizes: tuple[int, int, int],
+        *,
+        q_pos: Tensor | None = None,
+        k_pos: Tensor | None = None,
+        q_doc: Tensor | None = None,
+        k_doc: Tensor | None = None,
+        device: torch.device | None = None,
     ) -> Visibility:
         """Returns the mask over the given positions, by default aligned bottom-right.
+
+        Args:
+            mask: who sees whom; None lets all see all.
+            sizes: B, T and S.
+            q_pos, k_pos, q_doc, k_doc: as `attend` takes them.
+            device: of positions that are not given.
 
         Raises:
             ShapeError: for positions or documents of another shape or dtype, or documents of
                 only one side.
         """
-        batch, _, queries, _ = q.shape
-        keys = k.shape[2]
+        batch, queries, keys = sizes
         if k_doc is None and queries == keys:
             k_doc = q_doc
         if (q_doc is None) != (k_doc is None):
             raise ShapeError("q_doc and k_doc go together: give both, or neither.")
-        bottom_right = torch.arange(keys - queries, keys, device=q.device)
-        in_storage = torch.arange(keys, device=q.device)
+        bottom_right = torch.arange(keys - queries, keys, device=device)
+        in_storage = torch.arange(keys, device=device)
         q_rows = _rows("q_pos", bottom_right if q_pos is None else q_pos, batch, queries)
         k_rows = _rows("k_pos", in_storage if k_pos is None else k_pos, batch, keys)
         return Visibility(
@@ -74,10 +83,16 @@ class Visibility:
             _first(q_rows, k_rows),
         )
 
-    @property
+    @cached_property
     def hides(self) -> bool:
         """True where some pair may be hidden."""
-        return self.mask is not None or self.q_doc is not None or bool((self.k_pos < 0).any())
+        if self.q_doc is not None or bool((self.k_pos < 0).any()):
+            return True
+        if self.mask is None or self.first is None:
+            return self.mask is not None
+        spans = zip(self.first, self.shape, strict=True)
+        q_span, k_span = ((first, first + count - 1) for first, count in spans)
+        return self.mask.tile(q_span, k_span) != "all"
 
     @property
     def shape(self) -> tuple[int, int]:
