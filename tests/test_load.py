@@ -599,7 +599,7 @@ def test_gemma3_has_two_rotations_and_a_window():
     assert right + 0.5 < loss_beyond_the_window()
 
 
-def test_a_family_that_refuses_sdpa_loads_with_its_own_attention(tmp_path):
+def test_a_model_with_sliding_layers_loads_with_longspans_attention(tmp_path):
     config = transformers.Gemma2Config(
         vocab_size=VOCAB,
         hidden_size=32,
@@ -612,4 +612,15 @@ def test_a_family_that_refuses_sdpa_loads_with_its_own_attention(tmp_path):
     transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
     model, _ = load_model(tmp_path)
+    assert model.config._attn_implementation == "longspan"  # sdpa refuses its soft cap
+    model, _ = load_model(tmp_path, attn_implementation="eager")
     assert model.config._attn_implementation == "eager"
+
+
+def test_attention_that_cannot_be_lent_is_refused(tmp_path):
+    config = transformers.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=1, n_head=2)
+    transformers.BloomForCausalLM(config).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    assert load_model(tmp_path)[0].config._attn_implementation == "eager"
+    with pytest.raises(UnsupportedModelError, match="attention written into its layers"):
+        load_model(tmp_path, attn_implementation="longspan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,9 +46,28 @@ class SeenKeys(BlockMask):
     through from one of its layers to the next.
     """
 
-    def __init__(self, seen: Visibility, batch: int) -> None:
+    def __init__(self, seen: Visibility, batch: int, *, unmarked: bool = False) -> None:
         self.seen = seen
         self.batch = batch
+        self.unmarked = unmarked
+        """True where nothing was said of padding or documents, and no key came before."""
+
+    def under(self, position_ids: Tensor | None) -> Visibility:
+        """Returns who sees whom once packed documents are told by positions that start again.
+
+        Some models (gpt-oss) do not tell the mask interface their positions, only their layers,
+        and transformers itself looks for documents only where there is no cache.
+
+        Args:
+            position_ids: [1 or B, T], the same for all layers of a forward.
+        """
+        if self.unmarked and position_ids is not None and position_ids.dim() == 2:
+            starts_again = F.pad(position_ids.diff(dim=-1) < 1, (1, 0))
+            if bool(starts_again.any()):
+                document = starts_again.cumsum(-1)
+                self.seen = replace(self.seen, q_doc=document, k_doc=document, found={})
+            self.unmarked = False
+        return self.seen
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -100,8 +120,11 @@ def seen_keys(
         document = _numbered(documents)
         placed = {"q_doc": document[:, q_pos], "k_doc": document[:, k_pos]}
     k_pos = _present(k_pos, attention_mask)
-    sizes = batch_size, q_length, kv_length
-    return SeenKeys(Visibility.of(mask, sizes, q_pos=q_pos, k_pos=k_pos, **placed), batch_size)
+    seen = Visibility.of(
+        mask, (batch_size, q_length, kv_length), q_pos=q_pos, k_pos=k_pos, **placed
+    )
+    unmarked = attention_mask is None and not documents and q_length == kv_length == reach
+    return SeenKeys(seen, batch_size, unmarked=unmarked)
 
 
 @torch.compiler.disable
@@ -117,6 +140,7 @@ def attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    position_ids: Tensor | None = None,
     is_causal: bool | None = None,
     output_attentions: bool = False,
     **_: Any,
@@ -133,6 +157,7 @@ def attention(
         softcap: bounds the scores.
         s_aux: [H] learned sinks.
         position_bias: [1 or B, H, T, S], made by the model; then all pairs are in memory.
+        position_ids: [1 or B, T], where the model lets its layers know.
         is_causal: where there is no mask; the module's own word unless given.
         output_attentions: refused.
 
@@ -146,7 +171,10 @@ def attention(
         )
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    seen = _seen(query, key, attention_mask, bool(is_causal))
+    if isinstance(attention_mask, SeenKeys):
+        seen = attention_mask.under(position_ids)
+    else:
+        seen = _seen_by(attention_mask, query, key, bool(is_causal))
     if position_bias is not None:
         if softcap is not None or s_aux is not None:
             raise ConfigError("position_bias together with softcap or learned sinks is not done.")
@@ -165,12 +193,8 @@ def attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _seen(
-    query: Tensor, key: Tensor, mask: SeenKeys | Tensor | None, is_causal: bool
-) -> Visibility:
-    """Returns who sees whom from whatever a layer was handed."""
-    if isinstance(mask, SeenKeys):
-        return mask.seen
+def _seen_by(mask: Tensor | None, query: Tensor, key: Tensor, is_causal: bool) -> Visibility:
+    """Returns who sees whom from a caller's own mask, or from none."""
     sizes = query.shape[0], query.shape[2], key.shape[2]
     if mask is None:  # one query alone comes last, several come first: as transformers' sdpa
         hides = causal() if is_causal and sizes[1] > 1 else None

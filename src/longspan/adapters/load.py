@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from longspan.adapters.attention import NAME, register
 from longspan.adapters.checkpoints import LOAD_ERRORS, Source, find_checkpoint, first_line, hub_file
-from longspan.errors import ConfigError, InputError, LongspanError
+from longspan.adapters.config_fields import as_mapping
+from longspan.adapters.families import family_of, layer_types, text_part
+from longspan.errors import ConfigError, InputError, LongspanError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -63,8 +66,9 @@ def load_model(
         dtype: of the weights; float32 by default.
         device: where the weights go.
         trust_remote_code: whether code that comes with the checkpoint may run.
-        attn_implementation: one of transformers' attention functions; its own choice for the
-            family unless given (sdpa where the family allows it).
+        attn_implementation: one of transformers' attention functions, or `longspan`. Unless given,
+            `longspan` for a model with sliding layers, for which the others build a mask of all
+            pairs, and transformers' own choice for the rest (sdpa where the family allows it).
 
     Raises:
         InputError: if it is not found, incomplete, or its tokenizer is another model's.
@@ -79,11 +83,14 @@ def load_model(
         "trust_remote_code": trust_remote_code,
         "attn_implementation": attn_implementation,
     }
+    if attn_implementation == NAME:
+        register()
     with _explained(model), _quiet(bars=source.kind == "hub"):
         read = _read_gguf_model if source.kind == "gguf" else _read_safetensors_model
         loaded, tokenizer, report = read(source, options)
     _check_weights(report, model)
     _check_vocabulary(loaded, tokenizer, model)
+    _check_attention(loaded, attn_implementation)
     return loaded.to(device).eval(), tokenizer
 
 
@@ -200,6 +207,20 @@ def _check_vocabulary(
         raise InputError(
             f"vocabulary mismatch in {model}: the tokenizer has ids up to {needed - 1}, the model "
             f"embeds {rows} tokens. The tokenizer is another model's; copy the right one beside it."
+        )
+
+
+def _check_attention(loaded: PreTrainedModel, asked: str | None) -> None:
+    """Chooses the attention of a model with sliding layers; refuses one that was not taken."""
+    text = text_part(as_mapping(loaded.config))
+    if asked is None and "sliding_attention" in layer_types(text, family_of(text)):
+        register()
+        loaded.set_attn_implementation(NAME)
+    taken = loaded.config._attn_implementation
+    if asked == NAME and (taken != NAME or not loaded._can_set_attn_implementation()):
+        raise UnsupportedModelError(
+            f"{type(loaded).__name__} has its attention written into its layers, so "
+            f"attn_implementation={NAME!r} cannot be lent to it. Leave it out."
         )
 
 
