@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask
 
 from longspan.adapters.mask_functions import AskedMask, MaskFunction, read_mask_function
+from longspan.adapters.passed_mask import PassedMask
 from longspan.attention import Visibility, attend
 from longspan.errors import ConfigError, UnsupportedModelError
 from longspan.masks import causal
@@ -39,16 +39,12 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, seen_keys)
 
 
-class SeenKeys(BlockMask):
-    """Who sees whom in one forward, kept as positions and shared by all layers of a kind.
-
-    It is a BlockMask by name alone: that, and a tensor of all pairs, is what transformers lets
-    through from one of its layers to the next.
-    """
+class SeenKeys(PassedMask):
+    """Who sees whom in one forward, kept as positions and shared by all layers of a kind."""
 
     def __init__(self, seen: Visibility, batch: int, *, unmarked: bool = False) -> None:
+        super().__init__((batch, *seen.shape))
         self.seen = seen
-        self.batch = batch
         self.unmarked = unmarked
         """True where nothing was said of padding or documents, and no key came before."""
 
@@ -68,23 +64,6 @@ class SeenKeys(BlockMask):
                 self.seen = replace(self.seen, q_doc=document, k_doc=document, found={})
             self.unmarked = False
         return self.seen
-
-    @property
-    def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """B, 1, T, S, as a mask of all pairs would have."""
-        return self.batch, 1, *self.seen.shape
-
-    def __getitem__(self, index: object) -> Any:
-        """Refuses to be cut up as a tensor of all pairs, as sparse attention does."""
-        raise UnsupportedModelError(
-            "this model works on a mask of all pairs, which attn_implementation='longspan' never "
-            "builds. Load it with 'sdpa' or 'eager'."
-        )
-
-    def __repr__(self) -> str:
-        return f"SeenKeys({self.seen.mask!r}, shape={self.shape})"
-
-    __str__ = __repr__
 
 
 @torch.compiler.disable

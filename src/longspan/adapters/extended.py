@@ -16,20 +16,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns a second model object over the same weights and buffers, with its own config."""
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in model.parameters()}
+    shared |= {id(tensor): tensor for tensor in model.buffers()}
+    return copy.deepcopy(model, shared)
+
+
 def with_config(model: PreTrainedModel, changed: Mapping[str, Any]) -> PreTrainedModel:
-    """Returns a copy that shares every weight, its rotation rebuilt from the changed config.
+    """Returns a twin whose rotation is rebuilt from the changed config.
 
     Args:
         model: a live model.
         changed: config keys and their new values, as `rope_to_config` returns them.
     """
-    config = copy.deepcopy(model.config)
-    text = config.get_text_config()
+    extended = twin(model)
+    text = text_config(extended)
     set_rope(text, changed)
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in model.parameters()}
-    shared |= {id(tensor): tensor for tensor in model.buffers()}
-    shared |= {id(text_config(model)): text, id(model.config): config}
-    extended = copy.deepcopy(model, shared)
     rebuild_rotation(extended, text)
     rescale_softmax(extended)
     if extended.generation_config is not None:

@@ -37,6 +37,10 @@ class KeyValueCache:
 
     def __init__(self, num_sink_tokens: int = 0, sliding_window: int | None = None) -> None:
         self.slots = Slots(num_sink_tokens, sliding_window)
+        self.forget()
+
+    def forget(self) -> None:
+        """Empties the cache."""
         self.layers: dict[int, Buffers] = {}
         self.encodings: dict[int, Encoding] = {}
         self.seen = torch.zeros(1, dtype=torch.int64)
