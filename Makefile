@@ -36,6 +36,8 @@ format: $(READY)
 
 bench: $(READY)  ## speed, as ratios in one run; keep the machine quiet
 	$(PY) benchmarks/rotary.py --json docs/results/rotary.json
+	$(PY) benchmarks/attention.py --json docs/results/attention.json \
+	    --figure docs/results/attention.png
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis longspan-results

@@ -8,15 +8,11 @@ turn within each repeat, so a slow moment of the machine falls on all of them; m
 
 from __future__ import annotations
 
-import gc
 import json
-import os
-import platform
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from functools import partial
 from itertools import groupby, product
 from pathlib import Path
 from typing import cast, get_args
@@ -24,15 +20,16 @@ from typing import cast, get_args
 import click
 import torch
 from rich.console import Console
-from rich.table import Table
 from rotary_embedding_torch import RotaryEmbedding
 from torch import Tensor
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as cohere_rotation
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama_rotation
 
+from longspan.files import write_text
 from longspan.rotary.frequencies import rope_frequencies
 from longspan.rotary.rotate import apply_rotation, rotation_table
 from longspan.rotary.turn import Impl, Layout, choose_impl
+from timing import say_if_busy, show_table, surroundings, time_in_turn
 
 THETA = 10_000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -120,25 +117,6 @@ def twice(copy: Rotation, grads: tuple[Tensor, Tensor]) -> Rotation:
 
 
 @torch.no_grad()
-def time_in_turn(
-    rotations: dict[str, Rotation], q: Tensor, k: Tensor, repeats: int
-) -> dict[str, list[float]]:
-    """Returns each contender's milliseconds, one a repeat, taken in turn after two warm-ups."""
-    for rotation in rotations.values():
-        rotation(q, k)
-        rotation(q, k)
-    times: dict[str, list[float]] = {name: [] for name in rotations}
-    gc.disable()
-    for _ in range(repeats):
-        for name, rotation in rotations.items():
-            start = time.perf_counter()
-            rotation(q, k)
-            times[name].append((time.perf_counter() - start) * 1e3)
-    gc.enable()
-    return times
-
-
-@torch.no_grad()
 def errors(
     rotations: dict[str, Rotation], q: Tensor, k: Tensor, layout: Layout
 ) -> tuple[dict[str, float | None], float]:
@@ -169,7 +147,9 @@ def measure(layout: Layout, dtype_name: str, shape: Shape, repeats: int) -> Iter
     with_backward["clone"] = twice(forward["clone"], grads)
     found, one_rounding = errors(forward, q, k, layout)
     for direction, rotations in (("forward", forward), ("forward+backward", with_backward)):
-        times = time_in_turn(rotations, q, k, repeats)
+        with torch.no_grad():
+            calls = {name: partial(rotation, q, k) for name, rotation in rotations.items()}
+            times = time_in_turn(calls, repeats, warm_ups=2)
         medians = {name: statistics.median(each) for name, each in times.items()}
         for name, median in medians.items():
             yield Row(
@@ -188,25 +168,25 @@ def measure(layout: Layout, dtype_name: str, shape: Shape, repeats: int) -> Iter
 
 def show(rows: list[Row], console: Console) -> None:
     """Prints one table a setting."""
+    columns = "", "median ms", "fastest ms", "× clone", "× as fast as HF eager", "error"
     for _, group in groupby(rows, key=lambda row: (row.layout, row.dtype, row.direction)):
         setting = list(group)
         first = setting[0]
-        table = Table(
-            title=f"{first.layout}, {first.dtype}, {first.direction}; "
-            f"one rounding is {first.one_rounding:.1e}"
-        )
-        for column in ("", "median ms", "fastest ms", "× clone", "× as fast as HF eager", "error"):
-            table.add_column(column, justify="right" if column else "left", no_wrap=True)
-        for row in setting:
-            table.add_row(
-                row.contender,
-                f"{row.median_ms:.2f}",
-                f"{row.fastest_ms:.2f}",
-                f"{row.of_clone:.2f}",
-                f"{row.over_transformers:.2f}",
-                "" if row.error is None else f"{row.error:.1e}",
-            )
-        console.print(table)
+        title = f"{first.layout}, {first.dtype}, {first.direction}; "
+        title += f"one rounding is {first.one_rounding:.1e}"
+        show_table(console, title, columns, (cells(row) for row in setting))
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Returns one contender's row of a table."""
+    return (
+        row.contender,
+        f"{row.median_ms:.2f}",
+        f"{row.fastest_ms:.2f}",
+        f"{row.of_clone:.2f}",
+        f"{row.over_transformers:.2f}",
+        "" if row.error is None else f"{row.error:.1e}",
+    )
 
 
 def protocol(shape: Shape, repeats: int) -> dict[str, object]:
@@ -214,14 +194,7 @@ def protocol(shape: Shape, repeats: int) -> dict[str, object]:
     return {
         "shape": asdict(shape),
         "repeats": repeats,
-        "threads": torch.get_num_threads(),
-        "processor": platform.processor() or platform.machine(),
-        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
-        "load_average_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "versions": {
-            name: version(name)
-            for name in ("torch", "transformers", "rotary-embedding-torch", "longspan")
-        },
+        **surroundings(("torch", "transformers", "rotary-embedding-torch", "longspan")),
         "auto_chooses": {
             layout: choose_impl(torch.empty(1, shape.heads, shape.tokens, shape.head_dim), layout)
             for layout in ("half", "interleaved")
@@ -243,17 +216,15 @@ def main(path: Path | None, repeats: int, threads: int, **sizes: int) -> None:
     shape, console = Shape(**sizes), Console(width=100)
     facts = protocol(shape, repeats)
     console.print(facts)
+    say_if_busy(console)
     rows: list[Row] = []
     for layout, dtype in product(get_args(Layout), DTYPES):
         measured = list(measure(layout, dtype, shape, repeats))
         show(measured, console)
         rows += measured
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".part")
         result = {"protocol": facts, "rows": [asdict(row) for row in rows]}
-        temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_text(path, json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
