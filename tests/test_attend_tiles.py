@@ -18,9 +18,9 @@ from attend_examples import (
 )
 from fresh import printed
 from longspan.attention import attend, flex, plan
-from longspan.attention.visibility import Run
+from longspan.attention.visibility import Run, Visibility
 from longspan.bias import Alibi, T5Bias
-from longspan.errors import ConfigError
+from longspan.errors import ConfigError, ShapeError
 from longspan.masks import attention_sinks, causal, sliding_window
 
 
@@ -100,10 +100,41 @@ def test_a_compiler_that_fails_is_an_error_and_not_a_detour(monkeypatch):
     def broken(*_args, **_options):
         raise RuntimeError("C++ compile error\nmany lines")
 
-    monkeypatch.setattr(flex, "compiled", lambda dynamic: broken)
+    monkeypatch.setattr(flex, "compiled", lambda *kind: broken)
     q = torch.randn(1, 2, 8, 8)
     with pytest.raises(ConfigError, match=r"C\+\+ compile error Use impl='tiled'"):
         attend(q, q, q, mask=causal(), impl="flex")
+
+
+def test_compiled_kernels_do_not_use_up_torchs_limit_of_recompilations(monkeypatch):
+    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 1)
+    for length in (40, 44, 48):
+        q = torch.randn(1, 2, length, 8)
+        with torch.no_grad():
+            found = attend(q, q, q, mask=sliding_window(length - 30), impl="flex")
+        expected = attend(q, q, q, mask=sliding_window(length - 30), impl="reference")
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("impl", ["reference", "tiled", "sdpa"])
+def test_a_mask_laid_once_serves_many_calls(impl):
+    mask = causal() & (sliding_window(5) | attention_sinks(2))
+    seen = Visibility.of(mask, (2, 40, 40))
+    for seed in range(3):
+        q = torch.randn(2, 2, 40, 8, generator=torch.Generator().manual_seed(seed))
+        found = attend(q, q, q, mask=seen, impl=impl)
+        torch.testing.assert_close(found, attend(q, q, q, mask=mask, impl=impl), rtol=0, atol=0)
+    with pytest.raises(ShapeError, match=r"laid over T, S = \(40, 40\), and q and k have \(8, 8\)"):
+        attend(q[:, :, :8], q[:, :, :8], q[:, :, :8], mask=seen, impl=impl)
+    with pytest.raises(ConfigError, match="leave q_pos out"):
+        attend(q, q, q, mask=seen, q_pos=torch.arange(40), impl=impl)
+
+
+def test_a_mask_that_hides_nothing_of_these_positions_is_known_to():
+    assert not Visibility.of(causal(), (1, 1, 8)).hides
+    assert not Visibility.of(sliding_window(8), (1, 1, 8)).hides
+    assert Visibility.of(sliding_window(7), (1, 1, 8)).hides
+    assert Visibility.of(causal(), (1, 2, 8)).hides
 
 
 def test_tiles_at_the_sinks_are_not_said_to_be_alike():

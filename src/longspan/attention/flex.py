@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,8 +64,9 @@ def flex_attend(inputs: Inputs, rules: Rules, blocks: BlockMask | None) -> tuple
             f"{rules.seen.shape}. Build one for these lengths."
         )
     wants_lse = rules.return_lse or sink_logits is not None
-    # On a CPU the compiler writes code that does not build once it takes lengths as variables.
-    kernel = compiled(dynamic=False if q.device.type == "cpu" else None)
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    kernel = compiled(*_kind(inputs, rules))
     try:
         found = kernel(
             q,
@@ -76,7 +78,7 @@ def flex_attend(inputs: Inputs, rules: Rules, blocks: BlockMask | None) -> tuple
             enable_gqa=k.shape[1] != q.shape[1],
             return_lse=wants_lse,
         )
-    except RuntimeError as error:
+    except (RuntimeError, FailOnRecompileLimitHit) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"FlexAttention failed for {rules.seen.mask!r} at T, S = {rules.seen.shape}: {reason} "
@@ -91,12 +93,35 @@ def flex_attend(inputs: Inputs, rules: Rules, blocks: BlockMask | None) -> tuple
     return out, lse
 
 
-@lru_cache
-def compiled(dynamic: bool | None) -> Callable[..., Any]:
-    """Returns the compiled kernel; it raises where it cannot compile, and never runs eagerly."""
+def _kind(inputs: Inputs, rules: Rules) -> tuple[Any, ...]:
+    """Returns whether lengths are fixed, and what a kernel is compiled for beside lengths."""
+    q, seen, bias = inputs.q, rules.seen, rules.bias
+    # On a CPU the compiler writes code that does not build once it takes lengths as variables.
+    fixed = q.device.type == "cpu"
+    sizes = (q.shape, inputs.k.shape, inputs.v.shape) if fixed else (q.shape[-1],)
+    rows = len(seen.q_pos) > 1, len(seen.k_pos) > 1, seen.q_doc is not None, seen.hides
+    scores = rules.softcap, type(bias).__name__, inputs.sink_logits is None, rules.return_lse
+    return fixed, q.dtype, inputs.needs_grad, repr(seen.mask), sizes, rows, scores
+
+
+@lru_cache(maxsize=256)
+def compiled(fixed: bool, *kind: Any) -> Callable[..., Any]:
+    """Returns a kernel compiled for one kind of call; it raises where it cannot compile.
+
+    Args:
+        fixed: lengths are compiled in.
+        kind: torch gives up after eight recompilations of a code object, so each has its own.
+    """
     from torch.nn.attention.flex_attention import flex_attention  # slow to import
 
-    return torch.compile(flex_attention, fullgraph=True, dynamic=dynamic)
+    def kernel(*tensors: Any, **options: Any) -> Any:
+        return flex_attention(*tensors, **options)
+
+    name = f"flex_{abs(hash(kind))}"
+    own = FunctionType(
+        kernel.__code__.replace(co_name=name), kernel.__globals__, name, closure=kernel.__closure__
+    )
+    return torch.compile(own, fullgraph=True, dynamic=False if fixed else None)
 
 
 def block_mask(seen: Visibility) -> BlockMask:
