@@ -106,6 +106,7 @@ def test_a_compiler_that_fails_is_an_error_and_not_a_detour(monkeypatch):
         attend(q, q, q, mask=causal(), impl="flex")
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of the compiler's own
 def test_compiled_kernels_do_not_use_up_torchs_limit_of_recompilations(monkeypatch):
     monkeypatch.setattr("torch._dynamo.config.recompile_limit", 1)
     for length in (40, 44, 48):
