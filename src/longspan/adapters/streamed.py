@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from longspan.adapters.alibi_attention import STAND_INS, alibi_of, stand_in
 from longspan.adapters.config_fields import as_mapping
 from longspan.adapters.extended import twin
-from longspan.adapters.families import TableForm, layer_types, text_part
+from longspan.adapters.families import TableForm, layer_count, layer_types, text_part
 from longspan.adapters.mask_functions import NO_LIMIT, MaskFunction, read_mask_function
 from longspan.adapters.passed_mask import PassedMask
 from longspan.adapters.rope import rope_from_config
@@ -107,6 +108,10 @@ class NewTokens(PassedMask):
         self.steps: dict[int, tuple[KeyValueCache, Step]] = {}
         self.alone: StreamCache | None = None
         """Where this forward remembers when it was given no cache."""
+
+    def to(self, device: Any) -> NewTokens:
+        """Returns itself; MPT asks any mask to become bools."""
+        return self
 
     def step_of(self, kept: KeyValueCache, device: torch.device) -> Step:
         """Returns the step these tokens are to a cache; the first layer to ask begins it."""
@@ -233,6 +238,9 @@ def _plan(
     model: PreTrainedModel, seq_len: int | None
 ) -> tuple[list[Encoding], tuple[str, ...], int | None]:
     """Returns each layer's encoding and cache, and the model's own sliding window."""
+    if model.config.model_type in STAND_INS:
+        alibi, layers = Encoding(bias=alibi_of(model)), layer_count(as_mapping(model.config))
+        return [alibi] * layers, (SINKS,) * layers, None
     family = require_family(model)
     table_form(model)
     if family.mla:
@@ -258,25 +266,35 @@ def _plan(
 
 
 def _seated(streamed: StreamedModel, model: PreTrainedModel) -> PreTrainedModel:
-    """Returns the twin, its layers seated and its rotary modules handing through."""
+    """Returns the twin, its layers seated and calling this module's attention."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, new_tokens)
-    found, form = twin(model), table_form(model)
-    ropes = rope_from_config(model.config)
-    for parent, name, _ in rotary_modules(found):
-        parent._modules[name] = Unturned(ropes, form)
-    found.set_attn_implementation(NAME)
-    if found.config._attn_implementation != NAME:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has its attention written into its layers, where a stream "
-            "cannot reach it."
-        )
+    found = twin(model)
+    if model.config.model_type in STAND_INS:
+        stand_in(found, attention, NAME)
+    else:
+        _hand_through(found)
     for module in found.modules():
         layer = getattr(module, "layer_idx", None)
         if isinstance(layer, int):
             kind, encoding = streamed.kinds[layer], streamed.encodings[layer]
             object.__setattr__(module, "seat", Seat(streamed, layer, kind, encoding))
+    if found.generation_config is not None:  # MPT's says False: each step would be fed all again
+        found.generation_config.use_cache = True
     return found.eval()
+
+
+def _hand_through(model: PreTrainedModel) -> None:
+    """Lets a model's rotary modules turn nothing, and its layers call this module's attention."""
+    ropes, form = rope_from_config(model.config), table_form(model)
+    for parent, name, _ in rotary_modules(model):
+        parent._modules[name] = Unturned(ropes, form)
+    model.set_attn_implementation(NAME)
+    if model.config._attn_implementation != NAME:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has its attention written into its layers, where a stream "
+            "cannot reach it."
+        )

@@ -7,12 +7,14 @@ pass and no log-sum-exp, and this file refuses both.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from longspan.attention.reference import cap
 from longspan.attention.rules import Inputs, Rules
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # queries and keys of a block, the kernels' own
+KEYS_AT_ONCE = 32  # of the CPU kernel
 
 
 def refusal(inputs: Inputs, rules: Rules) -> str | None:
@@ -46,8 +49,25 @@ def refusal(inputs: Inputs, rules: Rules) -> str | None:
 
 def run(inputs: Inputs, rules: Rules) -> tuple[Tensor, Tensor | None]:
     """Returns out [B, H, T, Dv] and, where it was asked for, lse [B, H, T]."""
+    if inputs.q.device.type == "cpu":
+        inputs, rules = _filled_up(inputs, rules)
     blocks = block_mask(rules.seen) if rules.seen.hides else None
     return flex_attend(inputs, rules, blocks)
+
+
+def _filled_up(inputs: Inputs, rules: Rules) -> tuple[Inputs, Rules]:
+    """Returns the call with absent keys added up to a multiple of 32.
+
+    torch 2.13's kernel for the CPU reads past the keys where 8 are left over: wrong numbers, NaN.
+    """
+    seen, missing = rules.seen, -rules.seen.shape[1] % KEYS_AT_ONCE
+    if not missing:
+        return inputs, rules
+    k, v = (F.pad(x, (0, 0, 0, missing)) for x in (inputs.k, inputs.v))
+    k_pos = F.pad(seen.k_pos, (0, missing), value=-1)
+    k_doc = None if seen.k_doc is None else F.pad(seen.k_doc, (0, missing))
+    seen = replace(seen, k_pos=k_pos, k_doc=k_doc, first=None, found={})
+    return inputs._replace(k=k, v=v), replace(rules, seen=seen, remembered={})
 
 
 def flex_attend(inputs: Inputs, rules: Rules, blocks: BlockMask | None) -> tuple[Tensor, Any]:
