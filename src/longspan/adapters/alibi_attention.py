@@ -89,7 +89,7 @@ class AlibiAttention(nn.Module, ABC):
         object.__setattr__(self, "own", own)  # for its numbers; as a child it would save twice
         self.layer_idx = self.own.layer_idx
         self.alibi, self.attention = alibi, attention
-        self.training = own.training
+        self.train(own.training)
 
     @staticmethod
     @abstractmethod

@@ -6,6 +6,7 @@ the cache's own positions. Padding needs no position_ids: a row counts the token
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,19 @@ class StreamedModel:
         if SLIDING in self.kinds:
             caches[SLIDING] = WindowCache(self.native_window or 1)
         return StreamCache(self, caches, self.kinds)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what must agree for remembered keys to be of use: the model and the sizes."""
+        config = self.model.config.get_text_config()
+        shapes = [tuple(parameter.shape) for parameter in self.model.parameters()]
+        return {
+            "model_type": config.model_type,
+            "parameters": sum(math.prod(shape) for shape in shapes),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "rope": repr([encoding.rope for encoding in self.encodings.values()][:1]),
+            "num_sink_tokens": self.num_sink_tokens,
+            "sliding_window": self.sliding_window,
+        }
 
 
 class NewTokens(PassedMask):

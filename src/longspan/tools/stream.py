@@ -1,0 +1,298 @@
+"""`stream`: text without end in constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from longspan.adapters.head import SplitForward
+from longspan.adapters.stream_cache import StreamCache
+from longspan.adapters.streamed import StreamedModel
+from longspan.errors import ConfigError, ShapeError
+from longspan.metrics.likelihood import check_finite, chunked_nll
+from longspan.rotary.scaling.base import check_length
+from longspan.tools.sampling import Sampling
+from longspan.tools.stream_state import read_state, write_state
+from longspan.tools.stream_text import Pieces, until_stop
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CHUNK = 256
+LOGITS = 1024  # positions whose logits exist at once
+
+
+@dataclass(frozen=True)
+class StreamScore:
+    """How likely a text was, token by token.
+
+    Attributes:
+        nll: [N − 1] float32 on the CPU, nats; entry i belongs to token i + 1.
+    """
+
+    nll: Tensor
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the mean over all scored tokens."""
+        return float(self.nll.double().mean().exp())
+
+
+class Stream:
+    """A model that reads and writes without end: first tokens and a window are all it keeps.
+
+    It goes on from where it is: `generate` adds to what was read and written before.
+
+    Attributes:
+        model: the model it runs, over the weights of the one it was made from. Its forward and
+            `generate` take `cache=stream.new_cache()`.
+        tokenizer: or None, where only token ids are used.
+        num_sink_tokens, sliding_window: see `stream`.
+    """
+
+    def __init__(self, streamed: StreamedModel, tokenizer: Any) -> None:
+        self.streamed, self.tokenizer = streamed, tokenizer
+        self.model = streamed.model
+        self.num_sink_tokens = streamed.num_sink_tokens
+        self.sliding_window = streamed.sliding_window
+        self.generator: torch.Generator | None = None
+        self._split = SplitForward(streamed.model)
+        self._cache = streamed.new_cache()
+        self._pending: list[int] = []
+
+    def new_cache(self) -> StreamCache:
+        """Returns an empty cache for `self.model`, for a batch of its own."""
+        return self.streamed.new_cache()
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens read and written so far."""
+        return self._cache.columns + len(self._pending)
+
+    def read(self, prompt: str | Sequence[int]) -> None:
+        """Adds to the text without answering. A string's first tokens get BOS where it is usual."""
+        self._pending += self._ids(prompt)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] = (),
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        sampling: Sampling | None = None,
+        chunk_size: int = CHUNK,
+    ) -> Iterator[str]:
+        """Yields what the model writes, piece by piece.
+
+        Args:
+            prompt: text or token ids, added to what was read before.
+            max_new_tokens: at most; None goes on until a stop.
+            stop: strings that end it; they are not yielded.
+            ignore_eos: the model's own end does not end it.
+            sampling: how tokens are drawn; the likeliest one unless given.
+            chunk_size: tokens of the prompt read at once.
+
+        Raises:
+            ConfigError: without a tokenizer, or with nothing to go on from.
+        """
+        if self.tokenizer is None:
+            raise ConfigError("generate yields text, so the stream needs a tokenizer.")
+        pieces = Pieces(self.tokenizer)
+        tokens = self.generate_ids(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            ignore_eos=ignore_eos,
+            sampling=sampling,
+            chunk_size=chunk_size,
+        )
+        return until_stop(pieces.of(tokens), stop)
+
+    def generate_ids(
+        self,
+        prompt: str | Sequence[int] = (),
+        *,
+        max_new_tokens: int | None = None,
+        ignore_eos: bool = False,
+        sampling: Sampling | None = None,
+        chunk_size: int = CHUNK,
+    ) -> Iterator[int]:
+        """Yields the token ids the model writes; see `generate`."""
+        check_length("chunk_size", chunk_size)
+        if max_new_tokens is not None:
+            check_length("max_new_tokens", max_new_tokens)
+        self.read(prompt)
+        if not self._pending:
+            raise ConfigError("there is nothing to go on from: give a prompt, text or token ids.")
+        return self._writing(max_new_tokens, ignore_eos, sampling or Sampling(), chunk_size)
+
+    def _writing(
+        self, count: int | None, ignore_eos: bool, sampling: Sampling, chunk_size: int
+    ) -> Iterator[int]:
+        ends = set() if ignore_eos else self._ends()
+        choose = sampling.chooser(self.generator)
+        written = 0
+        while count is None or written < count:
+            logits = self._next_logits(chunk_size)
+            token = choose(logits)
+            self._pending.append(token)
+            self.generator = choose.generator
+            if token in ends:
+                return
+            yield token
+            written += 1
+
+    def score(
+        self,
+        token_ids: Tensor | Sequence[int],
+        chunk_size: int = CHUNK,
+        *,
+        progress: Callable[[int], None] = lambda done: None,
+        state: Path | None = None,
+        save_every: int = 0,
+    ) -> StreamScore:
+        """Returns the negative log-likelihood of every token of a text, read from its beginning.
+
+        The stream's own text stays as it is. Any chunk size gives the numbers of one token at a
+        time.
+
+        Args:
+            token_ids: [N] or [1, N], N ≥ 2.
+            chunk_size: tokens read at once.
+            progress: told the tokens read so far after each chunk.
+            state: a file that an interrupted run goes on from; removed once the score is whole.
+            save_every: tokens between two writes of `state`; 0 never writes it.
+
+        Raises:
+            ShapeError: if it is not one row of two or more tokens.
+            ConfigError: if `state` belongs to another text or other sizes.
+            NumericalError: if a logit is NaN or infinite, with its position.
+        """
+        row = torch.as_tensor(token_ids, dtype=torch.int64).reshape(1, -1)
+        check_length("chunk_size", chunk_size)
+        if row.shape[1] < 2:
+            raise ShapeError(f"a text to score needs at least 2 tokens, got {row.shape[1]}.")
+        nll, cache = torch.empty(row.shape[1] - 1), self.new_cache()
+        done = self._resume(state, row, nll, cache)
+        saved = done
+        while done < len(nll):
+            stop = min(done + chunk_size, len(nll))
+            hidden = self._split.hidden(row[:, done:stop], cache)
+            targets = row[0, done + 1 : stop + 1].to(hidden.device)
+            nll[done:stop] = chunked_nll(self._split.logits, hidden, targets, LOGITS).cpu()
+            check_finite(nll[done:stop], str(self.model.dtype).removeprefix("torch."))
+            done = stop
+            progress(done)
+            if state is not None and save_every and done - saved >= save_every and done < len(nll):
+                write_state(state, self._facts(row), {**cache.state(), "nll": nll[:done]})
+                saved = done
+        if state is not None:
+            state.unlink(missing_ok=True)
+        return StreamScore(nll)
+
+    def save(self, path: str | Path) -> None:
+        """Writes all that is remembered to a safetensors file, so that `load` goes on from it.
+
+        Raises:
+            OutputError: if the place cannot be written.
+        """
+        found = self._cache.state()
+        found["pending"] = torch.tensor(self._pending, dtype=torch.int64)
+        if self.generator is not None:
+            found["generator"] = self.generator.get_state()
+        write_state(Path(path), self._facts(None), found)
+
+    def load(self, path: str | Path) -> None:
+        """Goes on from what `save` wrote, bit for bit, in place of what is remembered now.
+
+        Raises:
+            InputError: if the file is not there or not a stream's.
+            ConfigError: if it was saved by a stream of another model or other sizes.
+        """
+        found = read_state(Path(path), self._facts(None))
+        self._pending = found.pop("pending").tolist()
+        self.generator = None
+        if "generator" in found:
+            self.generator = torch.Generator()
+            self.generator.set_state(found.pop("generator"))
+        self._cache = self.new_cache()
+        self._cache.restore(found)
+
+    def _resume(self, state: Path | None, row: Tensor, nll: Tensor, cache: StreamCache) -> int:
+        if state is None or not state.exists():
+            return 0
+        found = read_state(state, self._facts(row))
+        known = found.pop("nll")
+        nll[: len(known)] = known
+        cache.restore(found)
+        return len(known)
+
+    def _facts(self, row: Tensor | None) -> dict[str, Any]:
+        """Returns what must agree for a saved state to be this stream's."""
+        return self.streamed.facts() | ({} if row is None else {"text": digest(row)})
+
+    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt]
+        if self.tokenizer is None:
+            raise ConfigError("a text prompt needs a tokenizer; give token ids, or a tokenizer.")
+        first = self.tokens_seen == 0
+        return list(self.tokenizer(prompt, add_special_tokens=first)["input_ids"])
+
+    def _ends(self) -> set[int]:
+        ends = getattr(self.model.generation_config, "eos_token_id", None)
+        ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        own = getattr(self.tokenizer, "eos_token_id", None)
+        return {*ends, *([] if own is None else [own])}
+
+    def _next_logits(self, chunk_size: int) -> Tensor:
+        """Reads what is pending; returns the logits of the next token, [V] float32."""
+        row, hidden = torch.tensor([self._pending], dtype=torch.int64), None
+        for part in row.split(chunk_size, dim=1):
+            hidden = self._split.hidden(part, self._cache)
+            del self._pending[: part.shape[1]]
+        assert hidden is not None
+        return self._split.logits(hidden[:, -1:])[0, -1].float()
+
+
+def stream(
+    model: PreTrainedModel,
+    tokenizer: Any = None,
+    num_sink_tokens: int = 4,
+    sliding_window: int = 1020,
+    *,
+    seq_len: int | None = None,
+) -> Stream:
+    """Returns a stream over a model: it reads and writes without end, in constant memory.
+
+    Kept are the first tokens, which heads lean on, and a window of the last ones; distances are
+    those within the cache and never leave the trained range. The text stays fluent; what left the
+    window is forgotten.
+
+    Args:
+        model: a causal model with rotary positions or ALiBi; it stays as it is.
+        tokenizer: needed for text in and out.
+        num_sink_tokens: first tokens that are never dropped.
+        sliding_window: last tokens kept, the newest included. With the sinks it must not exceed
+            the trained length, or the distances would.
+        seq_len: the declared total length, where the rope's table depends on one.
+
+    Raises:
+        UnsupportedModelError: for a family that longspan does not know.
+        ConfigError: for sizes out of range.
+
+    Source: Xiao et al. 2023 (arXiv:2309.17453).
+    """
+    return Stream(StreamedModel(model, num_sink_tokens, sliding_window, seq_len), tokenizer)
+
+
+def digest(row: Tensor) -> str:
+    """Returns the sha256 of token ids."""
+    from hashlib import sha256
+
+    return sha256(row.contiguous().numpy().tobytes()).hexdigest()
