@@ -22,7 +22,8 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.mpt.modeling_mpt import MptAttention
 
 from fresh import printed
-from longspan.adapters.alibi_attention import AlibiAttention, alibi_attention, alibi_of
+from longspan.adapters.alibi_attention import alibi_attention, alibi_of
+from longspan.adapters.alibi_modules import AlibiAttention
 from longspan.adapters.streamed import StreamedModel
 from longspan.attention import dispatch
 from longspan.bias import Alibi
