@@ -28,7 +28,7 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from longspan.adapters.attention import register
+from longspan.adapters import register
 from longspan.adapters.head import SplitForward
 from longspan.adapters.load import load_model
 from longspan.files import write_text

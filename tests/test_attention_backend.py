@@ -24,7 +24,8 @@ from transformers import (
 from transformers.masking_utils import create_causal_mask
 
 from fresh import printed
-from longspan.adapters.attention import SeenKeys, register, seen_keys
+from longspan.adapters import register
+from longspan.adapters.attention import SeenKeys, seen_keys
 from longspan.adapters.mask_functions import AskedMask
 from longspan.attention import dispatch
 from longspan.errors import ConfigError, UnsupportedModelError
@@ -374,7 +375,7 @@ def test_compiled_is_eager(family):
 
 def test_importing_registers_nothing_and_registering_twice_is_harmless():
     found = printed("""
-import longspan.adapters.attention as backend
+import longspan.adapters as backend
 from transformers import AttentionInterface
 print("longspan" in AttentionInterface().valid_keys())
 backend.register()
@@ -389,7 +390,7 @@ def test_a_long_text_through_sliding_layers_never_meets_a_mask_of_all_pairs():
     found = printed("""
 import torch
 from transformers import MistralConfig, MistralModel
-from longspan.adapters.attention import register
+from longspan.adapters import register
 register()
 config = MistralConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
     num_attention_heads=2, num_key_value_heads=1, sliding_window=128)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         alibi_slopes,
         t5_bucket,
     )
+    from longspan.caches import FullCache, SinkCache, WindowCache
     from longspan.errors import LongspanError
     from longspan.masks import attention_sinks, causal, sliding_window
     from longspan.rotary.frequencies import rope_frequencies
@@ -43,12 +44,15 @@ if TYPE_CHECKING:
     from longspan.tools.evaluate import evaluate
     from longspan.tools.extend import extend
     from longspan.tools.plan import plan
+    from longspan.tools.sampling import Sampling
     from longspan.tools.sinks import sinks
+    from longspan.tools.stream import stream
 
 _SCALING = "longspan.rotary.scaling"
 _HOME = {
     "Alibi": "longspan.bias",
     "DynamicNTK": _SCALING,
+    "FullCache": "longspan.caches",
     "Llama3": _SCALING,
     "LongRope": _SCALING,
     "LongspanError": "longspan.errors",
@@ -60,9 +64,12 @@ _HOME = {
     "RopeScaling": _SCALING,
     "RotaryEmbedding": "longspan.rotary.rope",
     "SCALINGS": _SCALING,
+    "Sampling": "longspan.tools.sampling",
     "ShawRelative": "longspan.bias",
+    "SinkCache": "longspan.caches",
     "T5Bias": "longspan.bias",
     "TransformerXLBias": "longspan.bias",
+    "WindowCache": "longspan.caches",
     "Yarn": _SCALING,
     "alibi_slopes": "longspan.bias",
     "attend": "longspan.attention",
@@ -79,6 +86,7 @@ _HOME = {
     "rotate": "longspan.rotary.rotate",
     "sinks": "longspan.tools.sinks",
     "sliding_window": "longspan.masks",
+    "stream": "longspan.tools.stream",
     "t5_bucket": "longspan.bias",
 }
 
@@ -86,6 +94,7 @@ __all__ = [
     "SCALINGS",
     "Alibi",
     "DynamicNTK",
+    "FullCache",
     "Llama3",
     "LongRope",
     "LongspanError",
@@ -96,9 +105,12 @@ __all__ = [
     "Rope",
     "RopeScaling",
     "RotaryEmbedding",
+    "Sampling",
     "ShawRelative",
+    "SinkCache",
     "T5Bias",
     "TransformerXLBias",
+    "WindowCache",
     "Yarn",
     "__version__",
     "alibi_slopes",
@@ -116,6 +128,7 @@ __all__ = [
     "rotate",
     "sinks",
     "sliding_window",
+    "stream",
     "t5_bucket",
 ]
 

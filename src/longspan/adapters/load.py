@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from longspan.adapters.attention import NAME, register
+from longspan.adapters.attention import NAME, lend
 from longspan.adapters.checkpoints import LOAD_ERRORS, Source, find_checkpoint, first_line, hub_file
 from longspan.adapters.config_fields import as_mapping
 from longspan.adapters.families import family_of, layer_types, text_part
@@ -84,7 +84,7 @@ def load_model(
         "attn_implementation": attn_implementation,
     }
     if attn_implementation == NAME:
-        register()
+        lend()
     with _explained(model), _quiet(bars=source.kind == "hub"):
         read = _read_gguf_model if source.kind == "gguf" else _read_safetensors_model
         loaded, tokenizer, report = read(source, options)
@@ -214,7 +214,7 @@ def _check_attention(loaded: PreTrainedModel, asked: str | None) -> None:
     """Chooses the attention of a model with sliding layers; refuses one that was not taken."""
     text = text_part(as_mapping(loaded.config))
     if asked is None and "sliding_attention" in layer_types(text, family_of(text)):
-        register()
+        lend()
         loaded.set_attn_implementation(NAME)
     taken = loaded.config._attn_implementation
     if asked == NAME and (taken != NAME or not loaded._can_set_attn_implementation()):

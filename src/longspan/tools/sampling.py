@@ -1,15 +1,15 @@
-"""How the next token is drawn: transformers' own logits processors, and a generator of its own."""
+"""How the next token is drawn: the usual narrowings, and a generator of its own."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from longspan.errors import ConfigError
+from longspan.errors import ConfigError, NumericalError
 
 REMEMBERED = 1024  # written tokens that a repetition penalty looks back at
 
@@ -18,6 +18,8 @@ REMEMBERED = 1024  # written tokens that a repetition penalty looks back at
 class Sampling:
     """How tokens are drawn; by default the likeliest is taken.
 
+    The narrowings are transformers' own, in its order.
+
     Attributes:
         temperature: above 0; None takes the likeliest token.
         top_k: only so many of the likeliest.
@@ -25,6 +27,9 @@ class Sampling:
         min_p: only those with this share of the likeliest one's probability.
         repetition_penalty: above 1 makes tokens of the last 1024 written less likely.
         seed: of the draws.
+
+    Raises:
+        ConfigError: for a number out of range, or a narrowing where nothing is drawn.
     """
 
     temperature: float | None = None
@@ -34,71 +39,85 @@ class Sampling:
     repetition_penalty: float | None = None
     seed: int | None = None
 
-    def chooser(self, generator: torch.Generator | None) -> Chooser:
-        """Returns what draws tokens, going on with a generator unless a seed is given.
+    def __post_init__(self) -> None:
+        for name, low, high, remedy in (
+            ("temperature", 0, None, "Leave it out to take the likeliest token."),
+            ("top_k", 0, None, "Leave it out to draw from all tokens."),
+            ("top_p", 0, 1, "Leave it out to draw from all tokens."),
+            ("min_p", 0, 1, "Leave it out to draw from all tokens."),
+            ("repetition_penalty", 0, None, "1.3 is a common one."),
+        ):
+            value = getattr(self, name)
+            if value is None or (value > low and (high is None or value <= high)):
+                continue
+            bounds = f"above {low}" + ("" if high is None else f" and at most {high}")
+            raise ConfigError(f"{name} must be {bounds}, got {value!r}. {remedy}")
+        narrows = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
+        if narrows and self.temperature is None:
+            raise ConfigError(
+                f"{', '.join(narrows)} narrow a draw, and without a temperature nothing is drawn. "
+                "Give temperature=1.0 with them."
+            )
 
-        Raises:
-            ConfigError: for a number out of range.
-        """
+    def chooser(self, generator: torch.Generator | None) -> Chooser:
+        """Returns what draws tokens, going on with a generator unless a seed is given."""
         if self.seed is not None or generator is None:
             generator = torch.Generator()
             if self.seed is None:
                 generator.seed()
             else:
                 generator.manual_seed(self.seed)
-        return Chooser(self._processors(), self.temperature is not None, generator)
+        return Chooser(self, generator)
 
-    def _processors(self) -> list[Any]:
-        from transformers import (
-            MinPLogitsWarper,
-            RepetitionPenaltyLogitsProcessor,
-            TemperatureLogitsWarper,
-            TopKLogitsWarper,
-            TopPLogitsWarper,
-        )
+    def scores(self, logits: Tensor, written: Collection[int]) -> Tensor:
+        """Returns the logits [V] that a token is drawn by; −∞ for those that are out.
 
-        asked = [
-            ("repetition_penalty", RepetitionPenaltyLogitsProcessor),
-            ("temperature", TemperatureLogitsWarper),
-            ("top_k", TopKLogitsWarper),
-            ("top_p", TopPLogitsWarper),
-            ("min_p", MinPLogitsWarper),
-        ]
-        narrows = [name for name, _ in asked[2:] if getattr(self, name) is not None]
-        if narrows and self.temperature is None:
-            raise ConfigError(
-                f"{', '.join(narrows)} narrow a draw, and without a temperature nothing is drawn. "
-                "Give temperature=1.0 with them."
-            )
-        made = []
-        for name, processor in asked:
-            value = getattr(self, name)
-            if value is None:
-                continue
-            try:
-                made.append(processor(value))
-            except (ValueError, TypeError) as error:
-                raise ConfigError(f"{name} cannot be {value!r}: {error}") from error
-        return made
+        >>> Sampling(temperature=0.5, top_k=2).scores(torch.tensor([1.0, 3.0, 2.0]), ())
+        tensor([-inf, 6., 4.])
+        """
+        if self.repetition_penalty is not None and written:
+            seen = torch.tensor(sorted(set(written)), dtype=torch.int64)
+            known, penalty = logits[seen], self.repetition_penalty
+            less = torch.where(known < 0, known * penalty, known / penalty)
+            logits = logits.index_copy(0, seen, less)
+        if self.temperature is not None:
+            logits = logits / self.temperature
+        if self.top_k is not None:
+            least = logits.topk(min(self.top_k, len(logits))).values[-1]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        if self.top_p is not None:
+            rising, order = logits.sort()
+            out = rising.softmax(-1).cumsum(-1) <= 1 - self.top_p
+            out[-1] = False
+            logits = logits.masked_fill(out.scatter(0, order, out), -torch.inf)
+        if self.min_p is not None:
+            shares = logits.softmax(-1)
+            logits = logits.masked_fill(shares < self.min_p * shares.max(), -torch.inf)
+        return logits
 
 
 class Chooser:
     """Draws one token after another."""
 
-    def __init__(self, processors: list[Any], draws: bool, generator: torch.Generator) -> None:
-        self.processors, self.draws, self.generator = processors, draws, generator
+    def __init__(self, sampling: Sampling, generator: torch.Generator) -> None:
+        self.sampling, self.generator = sampling, generator
         self.written: deque[int] = deque(maxlen=REMEMBERED)
 
     def __call__(self, logits: Tensor) -> int:
-        """Returns the next token for logits [V]."""
-        scores = logits.cpu().unsqueeze(0)
-        seen = torch.tensor([list(self.written)], dtype=torch.int64)
-        for processor in self.processors:
-            scores = processor(seen, scores)
-        if self.draws:
-            weights = scores.softmax(-1)
-            token = int(torch.multinomial(weights, 1, generator=self.generator))
-        else:
+        """Returns the next token for logits [V].
+
+        Raises:
+            NumericalError: if a logit is not a number; argmax would choose it.
+        """
+        if logits.isnan().any():
+            raise NumericalError(
+                f"{int(logits.isnan().sum())} of {len(logits)} logits are NaN. Use float32, or "
+                "check the checkpoint for damage."
+            )
+        scores = self.sampling.scores(logits.cpu(), self.written)
+        if self.sampling.temperature is None:
             token = int(scores.argmax())
+        else:
+            token = int(torch.multinomial(scores.softmax(-1), 1, generator=self.generator))
         self.written.append(token)
         return token

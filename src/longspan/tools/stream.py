@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from longspan.adapters.alibi_attention import STAND_INS
+from longspan.adapters.config_fields import ConfigLike, as_mapping
 from longspan.adapters.head import SplitForward
+from longspan.adapters.lengths import Lengths, lengths_of
+from longspan.adapters.rope import rope_from_config
 from longspan.adapters.stream_cache import StreamCache
 from longspan.adapters.streamed import StreamedModel
 from longspan.errors import ConfigError, ShapeError
 from longspan.metrics.likelihood import check_finite, chunked_nll
 from longspan.rotary.scaling.base import check_length
+from longspan.tools.cells import weights_digest
+from longspan.tools.measuring import digest
 from longspan.tools.sampling import Sampling
 from longspan.tools.stream_state import read_state, write_state
 from longspan.tools.stream_text import Pieces, until_stop
@@ -73,6 +80,19 @@ class Stream:
     def tokens_seen(self) -> int:
         """Tokens read and written so far."""
         return self._cache.columns + len(self._pending)
+
+    @property
+    def last_token(self) -> int | None:
+        """The token that its text ends with, read or written."""
+        return self._pending[-1] if self._pending else None
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end what the model writes."""
+        ends = getattr(self.model.generation_config, "eos_token_id", None)
+        ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        own = getattr(self.tokenizer, "eos_token_id", None)
+        return frozenset([*ends, *([] if own is None else [own])])
 
     def read(self, prompt: str | Sequence[int]) -> None:
         """Adds to the text without answering. A string's first tokens get BOS where it is usual."""
@@ -134,7 +154,7 @@ class Stream:
     def _writing(
         self, count: int | None, ignore_eos: bool, sampling: Sampling, chunk_size: int
     ) -> Iterator[int]:
-        ends = set() if ignore_eos else self._ends()
+        ends = () if ignore_eos else self.ends
         choose = sampling.chooser(self.generator)
         written = 0
         while count is None or written < count:
@@ -152,7 +172,7 @@ class Stream:
         token_ids: Tensor | Sequence[int],
         chunk_size: int = CHUNK,
         *,
-        progress: Callable[[int], None] = lambda done: None,
+        progress: Callable[[Tensor], None] = lambda nll: None,
         state: Path | None = None,
         save_every: int = 0,
     ) -> StreamScore:
@@ -164,35 +184,40 @@ class Stream:
         Args:
             token_ids: [N] or [1, N], N ≥ 2.
             chunk_size: tokens read at once.
-            progress: told the tokens read so far after each chunk.
-            state: a file that an interrupted run goes on from; removed once the score is whole.
+            progress: told the likelihoods so far, at the start and after each chunk.
+            state: a file that an interrupted run goes on from. It stays once the score is whole;
+                remove it when the result is safe.
             save_every: tokens between two writes of `state`; 0 never writes it.
 
         Raises:
             ShapeError: if it is not one row of two or more tokens.
-            ConfigError: if `state` belongs to another text or other sizes.
+            ConfigError: if `state` belongs to another text, other weights or other sizes.
             NumericalError: if a logit is NaN or infinite, with its position.
         """
-        row = torch.as_tensor(token_ids, dtype=torch.int64).reshape(1, -1)
+        row = torch.as_tensor(token_ids, dtype=torch.int64)
+        row = row.unsqueeze(0) if row.dim() == 1 else row
         check_length("chunk_size", chunk_size)
-        if row.shape[1] < 2:
-            raise ShapeError(f"a text to score needs at least 2 tokens, got {row.shape[1]}.")
+        if row.dim() != 2 or row.shape[0] != 1 or row.shape[1] < 2:
+            raise ShapeError(
+                f"a text to score is one row of at least 2 tokens, got {list(row.shape)}."
+            )
         nll, cache = torch.empty(row.shape[1] - 1), self.new_cache()
-        done = self._resume(state, row, nll, cache)
-        saved = done
+        done = saved = self._resume(state, row, chunk_size, nll, cache)
+        progress(nll[:done])
         while done < len(nll):
             stop = min(done + chunk_size, len(nll))
             hidden = self._split.hidden(row[:, done:stop], cache)
             targets = row[0, done + 1 : stop + 1].to(hidden.device)
             nll[done:stop] = chunked_nll(self._split.logits, hidden, targets, LOGITS).cpu()
-            check_finite(nll[done:stop], str(self.model.dtype).removeprefix("torch."))
+            if not nll[done:stop].isfinite().all():  # told with its place in the whole text
+                check_finite(nll[:stop], str(self.model.dtype).removeprefix("torch."))
             done = stop
-            progress(done)
-            if state is not None and save_every and done - saved >= save_every and done < len(nll):
-                write_state(state, self._facts(row), {**cache.state(), "nll": nll[:done]})
+            whole = done == len(nll)
+            if state is not None and save_every and (whole or done - saved >= save_every):
+                known = {**cache.state(), "nll": nll[:done]}
+                write_state(state, self._facts(row, chunk_size), known)
                 saved = done
-        if state is not None:
-            state.unlink(missing_ok=True)
+            progress(nll[:done])
         return StreamScore(nll)
 
     def save(self, path: str | Path) -> None:
@@ -205,7 +230,7 @@ class Stream:
         found["pending"] = torch.tensor(self._pending, dtype=torch.int64)
         if self.generator is not None:
             found["generator"] = self.generator.get_state()
-        write_state(Path(path), self._facts(None), found)
+        write_state(Path(path), self._facts(), found)
 
     def load(self, path: str | Path) -> None:
         """Goes on from what `save` wrote, bit for bit, in place of what is remembered now.
@@ -214,7 +239,7 @@ class Stream:
             InputError: if the file is not there or not a stream's.
             ConfigError: if it was saved by a stream of another model or other sizes.
         """
-        found = read_state(Path(path), self._facts(None))
+        found = read_state(Path(path), self._facts())
         self._pending = found.pop("pending").tolist()
         self.generator = None
         if "generator" in found:
@@ -223,18 +248,27 @@ class Stream:
         self._cache = self.new_cache()
         self._cache.restore(found)
 
-    def _resume(self, state: Path | None, row: Tensor, nll: Tensor, cache: StreamCache) -> int:
+    def _resume(
+        self, state: Path | None, row: Tensor, chunk_size: int, nll: Tensor, cache: StreamCache
+    ) -> int:
         if state is None or not state.exists():
             return 0
-        found = read_state(state, self._facts(row))
+        found = read_state(state, self._facts(row, chunk_size))
         known = found.pop("nll")
         nll[: len(known)] = known
         cache.restore(found)
         return len(known)
 
-    def _facts(self, row: Tensor | None) -> dict[str, Any]:
-        """Returns what must agree for a saved state to be this stream's."""
-        return self.streamed.facts() | ({} if row is None else {"text": digest(row)})
+    def _facts(self, row: Tensor | None = None, chunk_size: int = 0) -> dict[str, Any]:
+        """Returns what must agree for a saved state to be this stream's, or of this score."""
+        own = {"holds": "a stream"}
+        if row is not None:
+            own = {"holds": "a score", "text": digest(row), "chunk_size": chunk_size}
+        return own | self.streamed.facts() | {"weights": self._weights}
+
+    @cached_property
+    def _weights(self) -> str:
+        return weights_digest(self.model)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
@@ -243,12 +277,6 @@ class Stream:
             raise ConfigError("a text prompt needs a tokenizer; give token ids, or a tokenizer.")
         first = self.tokens_seen == 0
         return list(self.tokenizer(prompt, add_special_tokens=first)["input_ids"])
-
-    def _ends(self) -> set[int]:
-        ends = getattr(self.model.generation_config, "eos_token_id", None)
-        ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
-        own = getattr(self.tokenizer, "eos_token_id", None)
-        return {*ends, *([] if own is None else [own])}
 
     def _next_logits(self, chunk_size: int) -> Tensor:
         """Reads what is pending; returns the logits of the next token, [V] float32."""
@@ -267,6 +295,7 @@ def stream(
     sliding_window: int = 1020,
     *,
     seq_len: int | None = None,
+    original_max_position_embeddings: int | None = None,
 ) -> Stream:
     """Returns a stream over a model: it reads and writes without end, in constant memory.
 
@@ -281,6 +310,7 @@ def stream(
         sliding_window: last tokens kept, the newest included. With the sinks it must not exceed
             the trained length, or the distances would.
         seq_len: the declared total length, where the rope's table depends on one.
+        original_max_position_embeddings: the trained length, where the config leaves it open.
 
     Raises:
         UnsupportedModelError: for a family that longspan does not know.
@@ -288,11 +318,37 @@ def stream(
 
     Source: Xiao et al. 2023 (arXiv:2309.17453).
     """
-    return Stream(StreamedModel(model, num_sink_tokens, sliding_window, seq_len), tokenizer)
+    streamed = StreamedModel(model, num_sink_tokens, sliding_window, seq_len)
+    lengths = reach(model.config, original_max_position_embeddings)
+    check_fits(lengths, num_sink_tokens, sliding_window)
+    return Stream(streamed, tokenizer)
 
 
-def digest(row: Tensor) -> str:
-    """Returns the sha256 of token ids."""
-    from hashlib import sha256
+def reach(
+    config: ConfigLike, original_max_position_embeddings: int | None = None
+) -> Lengths | None:
+    """Returns how far a model reads, or None where no distance is too great for it (ALiBi).
 
-    return sha256(row.contiguous().numpy().tobytes()).hexdigest()
+    Raises:
+        ConfigError: where the config declares no length, or one that may be either of two.
+    """
+    if as_mapping(config).get("model_type") in STAND_INS:
+        return None
+    given = original_max_position_embeddings
+    ropes = rope_from_config(config, original_max_position_embeddings=given)
+    return lengths_of(config, ropes, original_max_position_embeddings=given)
+
+
+def check_fits(lengths: Lengths | None, num_sink_tokens: int, sliding_window: int) -> None:
+    """Refuses a cache in which distances would leave what the model can read.
+
+    Raises:
+        ConfigError: naming the largest window.
+    """
+    kept = num_sink_tokens + sliding_window
+    if lengths is not None and kept > lengths.usable:
+        raise ConfigError(
+            f"num_sink_tokens + sliding_window is {num_sink_tokens} + {sliding_window} = {kept}, "
+            f"and the model reads {lengths.usable} tokens. Distances would leave that range: "
+            f"lower sliding_window to {lengths.usable - num_sink_tokens} or less."
+        )

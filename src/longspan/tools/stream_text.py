@@ -1,12 +1,49 @@
-"""From tokens to text as they come: whole characters, and an end at a stop string."""
+"""From a text to tokens, and back as they come: whole characters, an end at a stop string."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from longspan.errors import InputError
+from longspan.rotary.scaling.base import check_length
+from longspan.tools.rows import bos_token, token_ids
+from longspan.tools.texts import Text
+
 UNFINISHED = "\ufffd"  # what a decoder shows for bytes whose rest is still to come
 KEPT = 8  # tokens before a piece that it is decoded with, so that spaces come out right
+LONGEST = 8  # tokens of one character; what is longer is no character, and is not waited for
+
+
+def text_row(tokenizer: Any, text: Text, tokens: int | None, repeat: bool) -> Tensor:
+    """Returns the tokens of a text, [1, N] int64, behind BOS where the tokenizer adds one.
+
+    Args:
+        tokenizer: the model's.
+        text: from its start.
+        tokens: N; the whole text unless given.
+        repeat: read it again from its start where it is shorter.
+
+    Raises:
+        InputError: if it is too short and not repeated.
+    """
+    bos = bos_token(tokenizer)
+    row = torch.tensor([*([] if bos is None else [bos]), *token_ids(tokenizer, text.content)])
+    if tokens is None:
+        return row.unsqueeze(0)
+    check_length("tokens", tokens)
+    if tokens > len(row) and not repeat:
+        raise InputError(
+            f"the text {text.name} has {len(row):,} tokens, and {tokens:,} are asked for. Give a "
+            "longer one, or repeat (--repeat) to read it again and again."
+        )
+    again = row if bos is None else row[1:]
+    while len(row) < tokens:
+        row = torch.cat((row, again.repeat((tokens - len(row)) // len(again) + 1)))
+    return row[:tokens].unsqueeze(0)
 
 
 class Pieces:
@@ -26,10 +63,12 @@ class Pieces:
         for token in tokens:
             recent.append(token)
             piece = self._new(recent, shown)
-            if piece and not piece.endswith(UNFINISHED):
+            if piece.endswith(UNFINISHED) and len(recent) - shown < LONGEST:
+                continue
+            if piece:
                 yield piece
-                recent = recent[-KEPT:]
-                shown = len(recent)
+            recent = recent[-KEPT:]
+            shown = len(recent)
         rest = self._new(recent, shown)
         if rest:
             yield rest

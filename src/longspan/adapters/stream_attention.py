@@ -1,0 +1,181 @@
+"""The attention of a streamed model, and what its layers are handed in place of a mask.
+
+Queries and keys come unturned; they are turned by the cache's own positions. Padding needs no
+position_ids: a row counts the tokens it has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from longspan.adapters.families import TableForm
+from longspan.adapters.mask_functions import NO_LIMIT, MaskFunction, read_mask_function
+from longspan.adapters.passed_mask import PassedMask
+from longspan.adapters.rotation import lay_out, rope_of_type
+from longspan.adapters.stream_cache import StreamCache
+from longspan.caches import Encoding, KeyValueCache, Scoring, Step
+from longspan.errors import ConfigError, UnsupportedModelError
+from longspan.masks import causal, sliding_window
+from longspan.rotary.rope import Rope
+from longspan.rotary.rotate import RotationTable
+
+if TYPE_CHECKING:
+    from longspan.adapters.streamed import StreamedModel
+
+
+@dataclass(frozen=True, eq=False)
+class Seat:
+    """A layer's place: how it knows positions, and in which cache it remembers."""
+
+    streamed: StreamedModel
+    layer: int
+    kind: str
+    encoding: Encoding
+
+
+class NewTokens(PassedMask):
+    """The tokens of one forward, shared by all layers of a kind.
+
+    Args:
+        batch, tokens: B and T.
+        present: [B, T] bool, False at padding; None where all are there.
+        refused: why no layer can follow this mask, if none can.
+    """
+
+    def __init__(
+        self, batch: int, tokens: int, present: Tensor | None, refused: str | None
+    ) -> None:
+        super().__init__((batch, tokens, tokens))
+        self.present, self.refused = present, refused
+        self.steps: dict[int, tuple[KeyValueCache, Step]] = {}
+        self.alone: StreamCache | None = None
+        """Where this forward remembers when it was given no cache."""
+
+    def to(self, device: Any) -> NewTokens:
+        """Returns itself; MPT asks any mask to become bools."""
+        return self
+
+    def step_of(self, kept: KeyValueCache, device: torch.device) -> Step:
+        """Returns the step these tokens are to a cache; the first layer to ask begins it."""
+        if id(kept) not in self.steps:
+            step = kept.begin(self.sizes[1], self.present, device)
+            self.steps[id(kept)] = kept, step
+        return self.steps[id(kept)][1]
+
+
+class Unturned(nn.Module):
+    """Stands in for a rotary module: cos 1 and sin 0, so that nothing turns.
+
+    Args:
+        ropes: by layer type, for their sizes.
+        form: how the family lays cos and sin out.
+    """
+
+    def __init__(self, ropes: Mapping[str, Rope], form: TableForm) -> None:
+        super().__init__()
+        self.ropes = ropes
+        self.form: TableForm = form
+
+    def forward(
+        self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns ones and zeros in the family's form, [B, T, …], in x's dtype."""
+        pairs = rope_of_type(self.ropes, layer_type).inv_freq().shape[-1]
+        ones = x.new_ones((*position_ids.shape, pairs))
+        return lay_out(RotationTable(ones, torch.zeros_like(ones)), self.form)
+
+
+def new_tokens(
+    batch_size: int,
+    q_length: int,
+    mask_function: MaskFunction,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    **_: Any,
+) -> NewTokens:
+    """Returns what the layers need of a forward's mask, as transformers' mask interface asks.
+
+    Args:
+        batch_size, q_length: B and T.
+        mask_function: over indices; anything but causal, or the model's own window, is refused by
+            the layers that are handed it.
+        attention_mask: [B, tokens so far] bool, False at padding.
+        local_size: the model's own window, where the mask is for its sliding layers.
+    """
+    seen = read_mask_function(mask_function, batch_size, NO_LIMIT)
+    ordinary = [causal()] + ([sliding_window(local_size)] if local_size else [])
+    refused = None
+    if seen.documents or seen.mask not in ordinary:
+        packed = ", over packed documents" if seen.documents else ""
+        refused = f"a stream reads one causal text a row, and this mask is {seen.mask!r}{packed}."
+    present = None if attention_mask is None else attention_mask[:, -q_length:]
+    return NewTokens(batch_size, q_length, present, refused)
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Returns attention's output [B, T, H, Dv] over what the stream remembers, and remembers more.
+
+    Args:
+        module: the attention layer, which has a `Seat`.
+        query: [B, H, T, D], not turned.
+        key, value: [B, K, T, D] and [B, K, T, Dv], not turned.
+        attention_mask: what `new_tokens` made.
+        scaling, dropout, softcap, s_aux: as for every attention function of transformers.
+    """
+    seat: Seat | None = getattr(module, "seat", None)
+    if seat is None or not isinstance(attention_mask, NewTokens):
+        raise UnsupportedModelError(
+            f"{type(module).__name__} does not belong to a streamed model, or was handed a mask of "
+            f"{type(attention_mask).__name__}. Call the model that longspan.stream(…).model is, "
+            "with a 2-D attention_mask or none."
+        )
+    if attention_mask.refused:
+        raise UnsupportedModelError(attention_mask.refused)
+    if dropout or (torch.is_grad_enabled() and query.requires_grad):
+        raise ConfigError(
+            "a stream remembers without gradients and drops nothing. Call model.eval() and run it "
+            "under torch.no_grad()."
+        )
+    kept = _cache_of(seat, key, attention_mask).caches[seat.kind]
+    step = attention_mask.step_of(kept, query.device)
+    scoring = Scoring(scaling, s_aux, softcap)
+    out = kept.attend(step, seat.layer, query, key, value, seat.encoding, scoring)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _cache_of(seat: Seat, key: Tensor, tokens: NewTokens) -> StreamCache:
+    """Returns the cache this forward was given, or one that lives as long as the forward."""
+    current = seat.streamed.current
+    if current is not None and current.given is not None:
+        (layer, given), current.given = current.given, None
+        if layer == seat.layer and given is key:
+            return current
+        raise UnsupportedModelError(
+            "the model changes its keys between its cache and its attention, which a stream "
+            "cannot follow."
+        )
+    if key.shape[2] != tokens.sizes[1]:
+        raise ConfigError(
+            "a streamed model remembers in its own cache. Pass cache=stream.new_cache() to "
+            "generate or forward, in place of transformers' own."
+        )
+    if tokens.alone is None:
+        tokens.alone = seat.streamed.new_cache()
+    return tokens.alone
