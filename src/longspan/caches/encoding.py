@@ -10,8 +10,11 @@ from torch import Tensor
 from longspan.bias.base import Bias
 from longspan.errors import ConfigError
 from longspan.rotary.rope import Rope
-from longspan.rotary.rotate import apply_rotation, compute_dtype
+from longspan.rotary.rotate import compute_dtype
 from longspan.rotary.scaling.base import SeqLen
+from longspan.rotary.turn import turn, turn_by
+
+FEW = 16  # tokens whose turning costs more in calls than in arithmetic
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,5 +93,9 @@ class Encoding:
         key = name, id(rope), self.seq_len, x.dtype
         if key not in tables:
             length = self.seq_len if seq_len is None else seq_len
-            tables[key] = rope.table(positions, length, dtype=compute_dtype(x))
-        return apply_rotation(x, tables[key], rope.layout)
+            table = rope.table(positions, length, dtype=compute_dtype(x))
+            tables[key] = table.cos.unsqueeze(-3), table.sin.unsqueeze(-3)
+        cos, sin = tables[key]
+        if x.shape[2] <= FEW:
+            return turn(x, cos, sin, rope.layout)
+        return turn_by(x, cos, sin, rope.layout, "auto")

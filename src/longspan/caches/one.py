@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -33,9 +34,9 @@ def attend_one(
         scoring: scale, learned sinks and soft cap.
     """
     if encoding.turns:
-        now = encoding.turn(k, step.at, known=(step.tables, "at"))
+        both = encoding.turn(torch.cat((q, k), dim=1), step.at, known=(step.tables, "at"))
+        q, now = both.split((q.shape[1], k.shape[1]), dim=1)
         kept.write(step.where, None, k, now, v)
-        q = encoding.turn(q, step.at, known=(step.tables, "at"))
         _turn_sinks(step, kept, encoding)
     else:
         kept.write(step.where, None, k, k, v)
@@ -45,14 +46,15 @@ def attend_one(
         q = encoding.turn(q, step.within, length, known=(step.tables, "within"))
         keys = encoding.turn(keys, step.places.clamp_min(0), length, known=(step.tables, "places"))
     if encoding.bias is None and scoring.plain:
-        return F.scaled_dot_product_attention(
-            q,
+        # Query heads that share a key head come as its queries: no key is repeated.
+        out = F.scaled_dot_product_attention(
+            q.reshape(q.shape[0], k.shape[1], -1, q.shape[3]),
             keys,
             values,
             attn_mask=step.filled,
             scale=scoring.scale,
-            enable_gqa=k.shape[1] != q.shape[1],
         )
+        return out.reshape(*q.shape[:3], -1)
     return attend(
         q,
         keys,
