@@ -296,6 +296,14 @@ def test_known_mask_functions_are_read_not_asked():
     assert mask(known.bidirectional_mask_function, W) is None
     both_ways = known.sliding_window_bidirectional_mask_function(W)
     assert mask(both_ways, 3 * W) == sliding_window(W + 1, ahead=W)
+    documents = torch.tensor([[0, 0, 1, 1]])
+    packed = known.and_masks(
+        known.causal_mask_function, known.packed_sequence_mask_function(documents)
+    )
+    found = seen_keys(1, 4, 4, mask_function=packed).seen
+    assert found.mask == causal()
+    assert torch.equal(found.q_doc, documents)
+    assert torch.equal(found.k_doc, documents)
     padding = torch.zeros(1, dtype=torch.int64)
     chunked = mask(known.chunked_causal_mask_function(W, padding), W)
     assert "asked(chunked_overlay)" in repr(chunked)
