@@ -125,6 +125,12 @@ def test_a_mask_laid_once_serves_many_calls(impl):
         q = torch.randn(2, 2, 40, 8, generator=torch.Generator().manual_seed(seed))
         found = attend(q, q, q, mask=seen, impl=impl)
         torch.testing.assert_close(found, attend(q, q, q, mask=mask, impl=impl), rtol=0, atol=0)
+    for options in ({"bias": Alibi(2)}, {"scale": 1.0}, {"bias": T5Bias(2)}, {}):
+        found = attend(q, q, q, mask=seen, impl=impl, **options)
+        torch.testing.assert_close(found, attend(q, q, q, mask=mask, impl=impl, **options))
+    if impl != "sdpa":
+        capped = attend(q, q, q, mask=seen, impl=impl, softcap=1.0)
+        torch.testing.assert_close(capped, attend(q, q, q, mask=mask, impl=impl, softcap=1.0))
     with pytest.raises(ShapeError, match=r"laid over T, S = \(40, 40\), and q and k have \(8, 8\)"):
         attend(q[:, :, :8], q[:, :, :8], q[:, :, :8], mask=seen, impl=impl)
     with pytest.raises(ConfigError, match="leave q_pos out"):

@@ -315,7 +315,7 @@ def test_case_11_step_is_token_by_token_with_raw_keys(name: str, layers: int) ->
 @pytest.mark.parametrize("family", ["llama", "smollm3", "gemma3_text", "cohere2", "gpt_oss"])
 def test_a_padded_row_is_the_row_alone_without_position_ids(family: str, side: str) -> None:
     stream = StreamedModel(made(family), S, W)
-    ids, mask = padded((1, W, 3 * W), 2 * W, side)
+    ids, mask = padded((1, W, 2 * W, 3 * W), 2 * W, side)
     found = fed_with(stream, ids, mask, [9, 3 * W - 9, 1, 5] + [1] * (2 * W - 6))
     close = FLOAT32 if family in EXPERTS else DOUBLE
     for row, token_ids, here in zip(found, ids, mask.bool(), strict=True):
