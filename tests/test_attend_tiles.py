@@ -137,6 +137,15 @@ def test_a_mask_laid_once_serves_many_calls(impl):
         attend(q, q, q, mask=seen, q_pos=torch.arange(40), impl=impl)
 
 
+def test_a_plan_made_for_one_bias_is_not_taken_for_another():
+    seen = Visibility.of(causal(), (1, 700, 700))
+    q = torch.randn(1, 2, 700, 8)
+    for bias in (Alibi(2), T5Bias(2), None):  # row + key from the first token on, from 128, never
+        found = attend(q, q, q, mask=seen, bias=bias, impl="tiled")
+        expected = attend(q, q, q, mask=causal(), bias=bias, impl="reference")
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
 def test_a_mask_that_hides_nothing_of_these_positions_is_known_to():
     assert not Visibility.of(causal(), (1, 1, 8)).hides
     assert not Visibility.of(sliding_window(8), (1, 1, 8)).hides
