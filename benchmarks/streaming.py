@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from longspan.adapters.load import load_model
 from longspan.caches import Encoding, SinkCache
@@ -44,6 +45,20 @@ class Row:
     milliseconds: float
     """The median, for a token."""
     of_ours: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The sizes of a model's attention, and how many layers take turns in the processor's cache."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    count: int
+
+
+LAYERS = (Layer("SmolLM2-135M", 9, 3, 64, 30), Layer("Llama-2-7B", 32, 32, 128, 8))
 
 
 def sliding_cache(model: Any, size: int) -> Any:
@@ -86,35 +101,43 @@ def steps(model: Any, row: Tensor, repeats: int) -> list[Row]:
     return rows("decode step", CACHE, time_in_turn(calls, repeats, 5))
 
 
-def cache_parts(model: Any, repeats: int) -> list[Row]:
-    """Returns cache and attention of one layer's decode step, against turning all keys anew."""
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-    config = model.config
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    dim = config.hidden_size // heads
-    rope = Rope(head_dim=dim, rope_theta=config.rope_parameters["rope_theta"])
-    q, k, v = (torch.randn(1, n, 1, dim) for n in (heads, kv_heads, kv_heads))
+def cache_parts(layer: Layer, repeats: int) -> list[Row]:
+    """Returns cache and attention of a decode step, a layer's share, against turning all anew."""
+    rope = Rope(head_dim=layer.head_dim, rope_theta=10_000.0)
+    q = torch.randn(1, layer.heads, 1, layer.head_dim)
+    k, v = (torch.randn(1, layer.kv_heads, 1, layer.head_dim) for _ in range(2))
+    many = torch.randn(1, layer.kv_heads, CACHE, layer.head_dim)
+    queries = torch.randn(1, layer.heads, CACHE, layer.head_dim)
     kept, how = SinkCache(SINKS, CACHE - SINKS), Encoding(rope)
-    many = torch.randn(1, kv_heads, 2 * CACHE, dim)
-    kept.attend(kept.begin(2 * CACHE), 0, many.repeat(1, 3, 1, 1)[:, :heads], many, many, how)
+    for _ in range(2):
+        step = kept.begin(CACHE)
+        for number in range(layer.count):
+            kept.attend(step, number, queries, many, many, how)
 
     def ours() -> None:
-        kept.attend(kept.begin(1), 0, q, k, v, how)
+        step = kept.begin(1)
+        for number in range(layer.count):
+            kept.attend(step, number, q, k, v, how)
 
-    raw, values = many[:, :, :CACHE], many[:, :, :CACHE]
-    table = rope.table(torch.arange(CACHE)[None])
-    cos, sin = (torch.cat((part, part), dim=-1) for part in table)
+    raw = [(many.clone(), many.clone()) for _ in range(layer.count)]
+    cos, sin = (torch.cat((part, part), dim=-1) for part in rope.table(torch.arange(CACHE)[None]))
 
     def anew() -> None:
-        keys = torch.cat((raw[:, :, :SINKS], raw[:, :, SINKS + 1 :], k), dim=2)
-        held = torch.cat((values[:, :, :SINKS], values[:, :, SINKS + 1 :], v), dim=2)
-        turned, _ = apply_rotary_pos_emb(q, q, cos[:, -1:], sin[:, -1:])
-        _, keys = apply_rotary_pos_emb(keys, keys, cos, sin)
-        F.scaled_dot_product_attention(turned, keys, held, enable_gqa=True)
+        for number, (keys, values) in enumerate(raw):
+            keys, values = without_oldest(keys, k), without_oldest(values, v)
+            raw[number] = keys, values
+            turned, _ = apply_rotary_pos_emb(q, q[:, :0], cos[:, -1:], sin[:, -1:])
+            _, keys = apply_rotary_pos_emb(q[:, :0], keys, cos, sin)
+            F.scaled_dot_product_attention(turned, keys, values, enable_gqa=True)
 
-    calls: dict[str, Call] = {"longspan": ours, "all keys turned anew": anew}
-    return rows("cache and attention of a layer", CACHE, time_in_turn(calls, 10 * repeats, 20))
+    times = time_in_turn({"longspan": ours, "all keys turned anew": anew}, repeats, 3)
+    shares = {name: [ms / layer.count for ms in each] for name, each in times.items()}
+    return rows(f"cache and attention, a layer of {layer.name}", CACHE, shares)
+
+
+def without_oldest(kept: Tensor, new: Tensor) -> Tensor:
+    """Returns sinks, the window without its oldest token, and the new one."""
+    return torch.cat((kept[:, :, :SINKS], kept[:, :, SINKS + 1 :], new), dim=2)
 
 
 def scoring(model: Any, row: Tensor, tokens: int, slow_tokens: int) -> list[Row]:
@@ -180,7 +203,7 @@ def main(path: Path | None, name: str, text: str, repeats: int, tokens: int, thr
     with torch.no_grad():
         for measured in (
             steps(model, row, repeats),
-            cache_parts(model, repeats),
+            *(cache_parts(layer, repeats) for layer in LAYERS),
             scoring(model, row, tokens, 2 * repeats),
             afresh(model, row, max(3, repeats // 5)),
         ):
