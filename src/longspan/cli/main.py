@@ -14,7 +14,7 @@ from longspan.errors import LongspanError, did_you_mean
 class Verbs(click.Group):
     """Loads a verb's module only when it is called, and tells errors in one line."""
 
-    modules = ("plan", "extend", "evaluate", "sinks")
+    modules = ("plan", "extend", "evaluate", "stream", "sinks")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns the verbs in the order of the work."""

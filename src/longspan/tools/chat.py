@@ -1,13 +1,23 @@
-"""A chat over a stream: every turn adds its own tokens alone, so that nothing is read twice."""
+"""A chat over a stream: every turn adds its own tokens alone, so that nothing is read twice.
+
+And how an answer comes: piece by piece, until something ends it.
+"""
 
 from __future__ import annotations
 
-import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from longspan.errors import ConfigError, UnsupportedModelError
 from longspan.tools.rows import token_ids
+from longspan.tools.sampling import Sampling
 from longspan.tools.stream import Stream
+from longspan.tools.stream_text import Pieces, until_stop
 
 # Stand in for what was said before; a template only looks at who spoke.
 QUESTION, OTHER, ANSWER = "Once, a question.", "Another question.", "«the answer before»"
@@ -32,7 +42,7 @@ class ChatTemplate:
             )
         self.tokenizer = tokenizer
         self.start = [] if system is None else [{"role": "system", "content": system}]
-        self._written(self.start + [user(QUESTION)])
+        self._written([*self.start, user(QUESTION)])
 
     def first_turn(self, text: str) -> list[int]:
         """Returns the tokens of a chat up to where its first answer begins."""
@@ -64,7 +74,8 @@ class ChatTemplate:
             alone = ""
         if not alone or not written.startswith(alone):  # then up to where questions differ
             other = self._written([*self.start, user(OTHER)])
-            alone = os.path.commonprefix([written, other])
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(written, other, strict=False))
+            alone = "".join(letter for letter, _ in same)
         return len(self._tokens(alone))
 
     def _written(self, messages: list[dict[str, str]], answer: bool = True) -> str:
@@ -110,3 +121,63 @@ class Chat:
 def user(text: str) -> dict[str, str]:
     """Returns a user's message."""
     return {"role": "user", "content": text}
+
+
+@dataclass
+class Writing:
+    """How an answer is written down, and how the last one ended."""
+
+    stream: Stream
+    sampling: Sampling
+    limit: int
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+    ended: str = ""
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def pieces(self, prompt: str | Sequence[int]) -> Iterator[str]:
+        """Yields the answer as it comes; Ctrl-C ends it between two tokens, with all remembered."""
+        ids = self.stream.generate_ids(
+            prompt,
+            max_new_tokens=self.limit or None,
+            ignore_eos=self.ignore_eos,
+            sampling=self.sampling,
+        )
+        # a seed given once is not the beginning of every answer
+        self.sampling = replace(self.sampling, seed=None)
+        self.tokens, self.ended, begun = 0, "stop", time.perf_counter()
+        with interruptible() as asked:
+            yield from until_stop(
+                Pieces(self.stream.tokenizer).of(self._counted(ids, asked)), self.stop
+            )
+        self.seconds = time.perf_counter() - begun
+
+    def _counted(self, ids: Iterator[int], asked: list[int]) -> Iterator[int]:
+        for token in ids:
+            self.tokens += 1
+            yield token
+            if asked:
+                self.ended = "interrupted"
+                return
+        self.ended = "limit" if self.tokens == self.limit else "eos"
+
+
+@contextmanager
+def interruptible() -> Iterator[list[int]]:
+    """Yields a list that Ctrl-C is noted in; a second one interrupts at once.
+
+    A forward that is broken off would leave some layers a token ahead of others.
+    """
+    asked: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

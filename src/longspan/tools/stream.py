@@ -276,7 +276,8 @@ class Stream:
         if self.tokenizer is None:
             raise ConfigError("a text prompt needs a tokenizer; give token ids, or a tokenizer.")
         first = self.tokens_seen == 0
-        return list(self.tokenizer(prompt, add_special_tokens=first)["input_ids"])
+        found = self.tokenizer(prompt, add_special_tokens=first, verbose=False)
+        return list(found["input_ids"])
 
     def _next_logits(self, chunk_size: int) -> Tensor:
         """Reads what is pending; returns the logits of the next token, [V] float32."""

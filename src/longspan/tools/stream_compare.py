@@ -1,23 +1,27 @@
 """Streams measured: one long score, and the comparison of the paper, on the same tokens.
 
-Source: Xiao et al. 2023 (arXiv:2309.17453) §4.1 and table 2 (sinks).
+Source: Xiao et al. 2023 (arXiv:2309.17453) figure 3 (methods) and table 2 (numbers of sinks).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from longspan.adapters.head import SplitForward
+from longspan.adapters.lengths import Lengths
 from longspan.adapters.streamed import StreamedModel
 from longspan.errors import ConfigError, did_you_mean
+from longspan.metrics.likelihood import check_finite
 from longspan.metrics.windows import perplexity
 from longspan.rotary.scaling.base import check_length
 from longspan.tools.evaluate import versions
@@ -32,17 +36,15 @@ from longspan.tools.texts import Text
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SCORE_FORM = "longspan stream score 1"
-COMPARISON_FORM = "longspan stream comparison 1"
 METHODS = ("streaming", "window", "recompute", "dense")
+FIRST_OCTAVE = 256
 FRESH_TOKENS = 8192  # read at once where contexts are read afresh
 STEPS, FRESH_STEPS = 16, 3  # timed, of a token each
-FIRST_OCTAVE = 256
 
 Seen = Callable[[Tensor], None]
 """Told the likelihoods so far."""
 Announce = Callable[[str, int], Seen]
-"""Told what is measured next and over how many tokens; returns what is told how far it is."""
+"""Told what is read next and how many tokens it scores; returns what is told how far it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +54,9 @@ class Protocol:
     Attributes:
         model: name or path as the user gave it.
         text: (name, sha256) of the text.
-        tokens: read, BOS counted; the first is not scored.
-        repeated: whether the text was read again from its start where it ended.
-        bos: whether BOS starts the text (and every context that is read afresh).
+        tokens: read, BOS counted; the first one is not scored.
+        repeated: whether the text may have been read again from its start where it ended.
+        bos: whether BOS starts the text, and every context that is read afresh.
         trained_length: tokens the checkpoint was trained to read; None for ALiBi.
         num_sink_tokens, sliding_window: of the stream.
         chunk_size: tokens read at once.
@@ -74,18 +76,14 @@ class Protocol:
     dtype: str
     versions: tuple[tuple[str, str], ...]
 
-    @property
-    def kept(self) -> int:
-        """Tokens in the cache, sinks and window."""
-        return self.num_sink_tokens + self.sliding_window
-
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Mean NLL (nats per token) and perplexity of target positions [start, stop)."""
+    """Mean NLL (nats per token) and perplexity of tokens between positions [start, stop)."""
 
     start: int
     stop: int
+    tokens: int
     nll: float
     perplexity: float
 
@@ -98,10 +96,10 @@ class Score:
         whole: all scored tokens.
         tenths: of the text.
         octaves: its first 256 tokens, and every doubling of them.
-        resumed_at: tokens that an earlier run had scored.
+        resumed_at: tokens that an interrupted run had scored before.
         tokens_per_second: of this run; None where nothing was left to read.
-        memory: (tokens read, bytes resident in memory) as the text went by; of the run that read
-            them. Empty where the system does not tell.
+        memory: (tokens scored, bytes resident in memory) as the text went by; empty where the
+            system does not tell.
         resident_at_tenth, resident_at_end: bytes, once a tenth is read and at the end.
     """
 
@@ -118,47 +116,48 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodScore:
-    """One way to read a long text with a cache of the same size.
+    """One way to read a text that is longer than the cache.
 
     Attributes:
-        method: `streaming` keeps sinks and a window; `window` the last tokens alone; `dense` all;
-            `recompute` reads as many last tokens afresh for every token, by the model itself.
-        num_sink_tokens, sliding_window: what is kept, in tokens.
+        method: `streaming` keeps sinks and a window; `window` as many last tokens alone; `dense`
+            keeps all; `recompute` reads as many last tokens afresh for every token it scores.
+        num_sink_tokens, sliding_window: tokens kept; those of a context for `recompute`.
         whole: all tokens it scored.
-        blocks: by position; none for recompute.
-        past: those behind which the stream has dropped something; None for dense where it ends
-            before the others.
-        spread: those that recompute scored, spread evenly over `past`.
-        within_dense: those that dense scored, where it ends before the others.
-        tokens_per_second: of one token after another, once the cache is full.
+        blocks: by position; none for `recompute`.
+        past: those behind which the stream has dropped something.
+        spread: those that `recompute` scored, spread evenly over the others' `past`.
+        dense: those that `dense` scored. Like `past` and `spread`, None where it did not read them.
+        tokens_per_second: of one token after another with a full cache, where measured.
     """
 
     method: str
     num_sink_tokens: int
     sliding_window: int
-    tokens_scored: int
     whole: Part
     blocks: tuple[Part, ...] = ()
     past: Part | None = None
     spread: Part | None = None
-    within_dense: Part | None = None
+    dense: Part | None = None
     tokens_per_second: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Methods, and numbers of sinks, on the same tokens and with caches of one size.
+    """Methods, and `streaming` with other numbers of sinks, on the same tokens.
 
     Attributes:
-        recompute_tokens, dense_tokens: how many tokens those two read; None where they did not.
-        sinks: `streaming` with other numbers of sinks.
+        recompute_tokens, dense_tokens: how many tokens these two methods may score and read.
     """
 
     protocol: Protocol
-    recompute_tokens: int | None
-    dense_tokens: int | None
+    recompute_tokens: int
+    dense_tokens: int
     methods: tuple[MethodScore, ...]
     sinks: tuple[MethodScore, ...]
+
+
+FORMS = {Score: "longspan stream score 1", Comparison: "longspan stream comparison 1"}
+Result = TypeVar("Result", Score, Comparison)
 
 
 def score_text(
@@ -184,7 +183,7 @@ def score_text(
         original_max_position_embeddings: the trained length, where the config leaves it open.
         name: of the model in the protocol; its config's unless given.
         announce: told how far it is.
-        state, save_every: see `Stream.score`; a file beside `state` keeps measurements of memory.
+        state, save_every: see `Stream.score`. Measurements of memory lie in a file beside `state`.
     """
     row = text_row(stream.tokenizer, text, tokens, repeat)
     targets = row.shape[1] - 1
@@ -197,20 +196,11 @@ def score_text(
 
     nll = stream.score(row, chunk_size, progress=seen, state=state, save_every=save_every).nll
     octaves = [FIRST_OCTAVE << power for power in range(targets.bit_length())]
+    lengths = reach(stream.model.config, original_max_position_embeddings)
+    sizes = stream.num_sink_tokens, stream.sliding_window
+    made = protocol_of(stream.model, stream.tokenizer, text, row, name, lengths, sizes)
     score = Score(
-        protocol=Protocol(
-            model=name or stream.model.config._name_or_path or type(stream.model).__name__,
-            text=(text.name, text.sha256),
-            tokens=targets + 1,
-            repeated=repeat,
-            bos=bos_token(stream.tokenizer) is not None,
-            trained_length=trained(stream.model, original_max_position_embeddings),
-            num_sink_tokens=stream.num_sink_tokens,
-            sliding_window=stream.sliding_window,
-            chunk_size=chunk_size,
-            dtype=str(stream.model.dtype).removeprefix("torch."),
-            versions=versions(),
-        ),
+        protocol=replace(made, repeated=repeat, chunk_size=chunk_size),
         whole=part(nll, 1, targets + 1),
         tenths=parts(nll, [1 + targets * tenth // 10 for tenth in range(11)]),
         octaves=parts(nll, [1, *(edge for edge in octaves if edge <= targets), targets + 1]),
@@ -223,38 +213,262 @@ def score_text(
     return score, nll
 
 
+def compare(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    text: Text,
+    *,
+    methods: Sequence[str] = METHODS,
+    sinks: Sequence[int] = (),
+    num_sink_tokens: int = 4,
+    sliding_window: int = 1020,
+    tokens: int | None = None,
+    repeat: bool = False,
+    chunk_size: int = CHUNK,
+    recompute_tokens: int = 64,
+    dense_tokens: int = 16 * 1024,
+    original_max_position_embeddings: int | None = None,
+    name: str | None = None,
+    announce: Announce = lambda what, tokens: lambda nll: None,
+) -> Comparison:
+    """Returns how methods, and numbers of sinks, read the same text with caches of one size.
+
+    Args:
+        model: a live causal model, in eval mode; it is not changed.
+        tokenizer: the model's.
+        text: from its start.
+        methods: of METHODS; none where only `sinks` are compared.
+        sinks: numbers of sinks; with each, the window is what is left of the cache.
+        num_sink_tokens, sliding_window: of the stream; together, what each method may keep.
+        tokens, repeat: see `text_row`.
+        chunk_size: tokens read at once.
+        recompute_tokens: how many tokens `recompute` scores; it takes the time of a whole cache
+            for each.
+        dense_tokens: how many tokens `dense` reads at most.
+        original_max_position_embeddings: the trained length, where the config leaves it open.
+        name: of the model in the protocol; its config's unless given.
+        announce: told how far it is.
+
+    Raises:
+        ConfigError: for a text that fits into the cache, an unknown method, or sizes out of range.
+    """
+    kept = num_sink_tokens + sliding_window
+    lengths = reach(model.config, original_max_position_embeddings)
+    check_fits(lengths, num_sink_tokens, sliding_window)
+    row = text_row(tokenizer, text, tokens, repeat)
+    check_comparable(methods, sinks, kept, row.shape[1], recompute_tokens, dense_tokens)
+    sizes = num_sink_tokens, sliding_window
+    made = protocol_of(model, tokenizer, text, row, name, lengths, sizes)
+    protocol = replace(made, repeated=repeat, chunk_size=chunk_size)
+    places = torch.linspace(kept + 1, row.shape[1] - 1, recompute_tokens, dtype=torch.float64)
+    reading = Reading(
+        model=model,
+        row=row,
+        protocol=protocol,
+        announce=announce,
+        kept=kept,
+        places=places.round().long().unique() if "recompute" in methods else None,
+        dense_stop=min(dense_tokens, row.shape[1]) if "dense" in methods else None,
+    )
+    return Comparison(
+        protocol=protocol,
+        recompute_tokens=recompute_tokens,
+        dense_tokens=dense_tokens,
+        methods=tuple(reading.method(method) for method in methods),
+        sinks=tuple(reading.streaming("streaming", count, kept - count) for count in sinks),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A text under way through several methods; what was read once is not read again."""
+    """A text that several methods read.
+
+    Attributes:
+        kept: tokens in each cache, and in each context that is read afresh.
+        places: positions that `recompute` scores, if it does.
+        dense_stop: tokens that `dense` reads, if it does.
+        known: the likelihoods by sinks and window, so that nothing is read twice.
+    """
 
     model: PreTrainedModel
     row: Tensor
-    chunk_size: int
+    protocol: Protocol
     announce: Announce
-    known: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
+    kept: int
+    places: Tensor | None
+    dense_stop: int | None
+    known: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
-    def streamed(self, what: str, sinks: int, window: int, tokens: int | None = None) -> Tensor:
-        """Returns the NLL of the first `tokens` as a stream reads them."""
-        row = self.row[:, :tokens]
-        key = sinks, window, row.shape[1]
-        if key not in self.known:
-            stream = Stream(StreamedModel(self.model, sinks, window), None)
-            seen = self.announce(what, row.shape[1] - 1)
-            self.known[key] = stream.score(row, self.chunk_size, progress=seen).nll
-        return self.known[key]
+    def method(self, method: str) -> MethodScore:
+        """Returns one method's score."""
+        if method == "recompute":
+            return self.recompute()
+        if method == "dense":
+            return self.streaming(method, 0, self.dense_stop or 1, self.dense_stop)
+        if method == "window":
+            return self.streaming(method, 0, self.kept)
+        return self.streaming(
+            method, self.protocol.num_sink_tokens, self.protocol.sliding_window, timed=True
+        )
 
-    def afresh(self, places: Tensor, kept: int, bos: bool) -> Tensor:
-        """Returns the NLL of the tokens at `places`, each after its last `kept` read afresh.
+    def streaming(
+        self, method: str, sinks: int, window: int, stop: int | None = None, timed: bool = False
+    ) -> MethodScore:
+        """Returns the score of a stream of these sizes over the first `stop` tokens, or all."""
+        streamed, row = StreamedModel(self.model, sinks, window), self.row[:, :stop]
+        if (sinks, window) not in self.known:
+            what = f"{method}, keeping {sinks} + {window}"
+            seen, size = self.announce(what, row.shape[1] - 1), self.protocol.chunk_size
+            self.known[sinks, window] = Stream(streamed, None).score(row, size, progress=seen).nll
+        nll, end = self.known[sinks, window], row.shape[1]
+        block, reads_all = default_bucket(self.row.shape[1]), end == self.row.shape[1]
+        spread = None if self.places is None or not reads_all else nll[self.places - 1]
+        first, last = self.kept + 1, self.dense_stop
+        return MethodScore(
+            method=method,
+            num_sink_tokens=sinks,
+            sliding_window=window,
+            whole=part(nll, 1, end),
+            blocks=parts(nll, [1, *range(block, end, block), end]),
+            past=part(nll, first, end) if reads_all else None,
+            spread=None if spread is None else mean(spread, first, end),
+            dense=None if last is None else part(nll, 1, last),
+            tokens_per_second=self.stepping(streamed) if timed else None,
+        )
 
-        BOS starts every context where there is one, and takes one of its places.
-        """
-        split, row, seen = SplitForward(self.model), self.row[0], self.announce("recompute", len(places))
-        contexts = row[places[:, None] + torch.arange(-kept, 0)]
-        if bos:
+    def recompute(self) -> MethodScore:
+        """Returns the score of contexts read afresh by the model itself, many at once."""
+        assert self.places is not None
+        split, row = SplitForward(self.model), self.row[0]
+        seen = self.announce("recompute", len(self.places))
+        contexts = row[self.places[:, None] + torch.arange(-self.kept, 0)]
+        if self.protocol.bos:
             contexts[:, 0] = row[0]
-        nll = torch.empty(len(places))
-        for some in torch.arange(len(places)).split(max(1, FRESH_TOKENS // kept)):
+        nll = torch.empty(len(self.places))
+        seen(nll[:0])
+        for some in torch.arange(len(nll)).split(max(1, FRESH_TOKENS // self.kept)):
             logits = split.logits(split.hidden(contexts[some])[:, -1:])[:, 0].float().cpu()
-            nll[some] = torch.nn.functional.cross_entropy(logits, row[places[some]], reduction="none")
-            seen(nll[: some[-1] + 1])
-        return nll
+            nll[some] = F.cross_entropy(logits, row[self.places[some]], reduction="none")
+            seen(nll[: int(some[-1]) + 1])
+        check_finite(nll, self.protocol.dtype)
+        found = mean(nll, self.kept + 1, self.row.shape[1])
+
+        def step(_: int) -> None:
+            split.logits(split.hidden(contexts[-1:])[:, -1:])
+
+        return MethodScore(
+            method="recompute",
+            num_sink_tokens=0,
+            sliding_window=self.kept,
+            whole=found,
+            spread=found,
+            tokens_per_second=steps_per_second(step, FRESH_STEPS),
+        )
+
+    def stepping(self, streamed: StreamedModel) -> float:
+        """Returns the tokens a second of a stream that reads one after another."""
+        split, cache = SplitForward(streamed.model), streamed.new_cache()
+        for chunk in self.row[:, : self.kept].split(self.protocol.chunk_size, dim=1):
+            split.hidden(chunk, cache)
+
+        def step(index: int) -> None:
+            token = self.row[:, index % self.row.shape[1]].unsqueeze(1)
+            split.logits(split.hidden(token, cache))
+
+        return steps_per_second(step, STEPS)
+
+
+def check_comparable(
+    methods: Sequence[str],
+    sinks: Sequence[int],
+    kept: int,
+    tokens: int,
+    recompute_tokens: int,
+    dense_tokens: int,
+) -> None:
+    """Refuses a comparison that would show nothing.
+
+    Raises:
+        ConfigError: naming what to change.
+    """
+    check_length("recompute_tokens", recompute_tokens)
+    for method in methods:
+        if method not in METHODS:
+            known = f"Known: {', '.join(METHODS)}."
+            raise ConfigError(f"no method {method!r}.{did_you_mean(method, METHODS)} {known}")
+    if tokens < kept + 2:
+        raise ConfigError(
+            f"the text has {tokens} tokens, and a cache of {kept} drops none of them before the "
+            f"last: all methods would be one. Read {kept + 2} tokens or more, or keep fewer."
+        )
+    if "dense" in methods and dense_tokens < kept + 2:
+        raise ConfigError(f"dense_tokens must be above {kept + 1}, got {dense_tokens}.")
+    if too_many := [count for count in sinks if not 0 <= count < kept]:
+        raise ConfigError(f"a cache of {kept} tokens has 0 to {kept - 1} sinks, got {too_many[0]}.")
+
+
+def protocol_of(
+    model: Any,
+    tokenizer: Any,
+    text: Text,
+    row: Tensor,
+    name: str | None,
+    lengths: Lengths | None,
+    sizes: tuple[int, int],
+) -> Protocol:
+    """Returns the protocol of a text read once by a stream of these sizes, in chunks of CHUNK."""
+    return Protocol(
+        model=name or model.config._name_or_path or type(model).__name__,
+        text=(text.name, text.sha256),
+        tokens=row.shape[1],
+        repeated=False,
+        bos=bos_token(tokenizer) is not None,
+        trained_length=None if lengths is None else lengths.trained,
+        num_sink_tokens=sizes[0],
+        sliding_window=sizes[1],
+        chunk_size=CHUNK,
+        dtype=str(model.dtype).removeprefix("torch."),
+        versions=versions(),
+    )
+
+
+def part(nll: Tensor, start: int, stop: int) -> Part:
+    """Returns the mean over positions [start, stop); entry i of `nll` belongs to i + 1."""
+    return mean(nll[start - 1 : stop - 1], start, stop)
+
+
+def parts(nll: Tensor, edges: Sequence[int]) -> tuple[Part, ...]:
+    """Returns the means between one edge and the next, without empty ones."""
+    return tuple(part(nll, start, stop) for start, stop in pairwise(edges) if stop > start)
+
+
+def mean(nll: Tensor, start: int, stop: int) -> Part:
+    """Returns the mean of likelihoods that lie between two positions."""
+    total, tokens = float(nll.double().sum()), len(nll)
+    return Part(
+        start=start,
+        stop=stop,
+        tokens=tokens,
+        nll=total / tokens,
+        perplexity=perplexity(total, tokens),
+    )
+
+
+def steps_per_second(step: Callable[[int], None], count: int) -> float:
+    """Returns one over the median time of a step, after one that is not timed."""
+    seconds = []
+    for index in range(count + 1):
+        begun = time.perf_counter()
+        step(index)
+        seconds.append(time.perf_counter() - begun)
+    return 1 / median(seconds[1:])
+
+
+def to_json(result: Score | Comparison) -> str:
+    """Returns a score or a comparison as JSON."""
+    return record_to_json(result, FORMS[type(result)])
+
+
+def from_json(kind: type[Result], text: str) -> Result:
+    """Returns the score or comparison that `to_json` wrote."""
+    return record_from_json(kind, text, FORMS[kind])

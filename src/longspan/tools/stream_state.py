@@ -1,8 +1,10 @@
-"""A stream's memory on disk: one safetensors file, whole or not at all."""
+"""A stream's memory: on disk, one file that is whole or not at all; and resident, as it runs."""
 
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from longspan.errors import ConfigError, InputError
-from longspan.files import whole_file
+from longspan.files import whole_file, write_text
 
 FORM = "longspan stream 1"
 
@@ -51,3 +53,61 @@ def read_state(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
                 "Use the same model, text and sizes, or remove the file."
             )
     return tensors
+
+
+class Meter:
+    """Notes how fast a text goes by, and the resident memory on the way.
+
+    It measures at every tenth of the text and four times a doubling.
+
+    Args:
+        tokens: of the text.
+        path: a file that an interrupted run's measurements are taken up from; None keeps none.
+
+    Attributes:
+        samples: (tokens done, bytes resident).
+        resumed_at: tokens that were done before this run.
+    """
+
+    def __init__(self, tokens: int, path: Path | None = None) -> None:
+        self.tokens, self.path = tokens, path
+        self.samples: list[tuple[int, int]] = []
+        self.resumed_at = self._done = 0
+        self._begun = self._now = self._next = 0.0
+
+    def __call__(self, done: int) -> None:
+        """Told the tokens done: once at the start, then after each chunk."""
+        self._done, self._now = done, time.perf_counter()
+        if not self._begun:
+            self._begun, self.resumed_at = self._now, done
+            if self.path is not None and done and self.path.exists():
+                known = json.loads(self.path.read_text(encoding="utf-8"))
+                self.samples = [(at, size) for at, size in known if at <= done]
+        elif done >= self._next and (size := resident_bytes()) is not None:
+            self.samples.append((done, size))
+            if self.path is not None:
+                write_text(self.path, json.dumps(self.samples))
+        else:
+            return
+        tenth = (10 * done // self.tokens + 1) * self.tokens / 10
+        self._next = min(done * 2**0.25, tenth, self.tokens) if done else 0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of this run alone; None where it read nothing."""
+        seconds = self._now - self._begun
+        return (self._done - self.resumed_at) / seconds if seconds else None
+
+
+def resident_bytes() -> int | None:
+    """Returns the memory this process has resident; its peak where only that is told, or None."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS"))
+        return int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -7,6 +7,7 @@ from longspan.report.figures.passkey import passkey_grid
 from longspan.report.figures.rescale import rescale_factors
 from longspan.report.figures.saving import figure_svg, save_figure
 from longspan.report.figures.sinks import sink_heatmap
+from longspan.report.figures.stream import stream_comparison, stream_score
 
 __all__ = [
     "figure_svg",
@@ -15,4 +16,6 @@ __all__ = [
     "rescale_factors",
     "save_figure",
     "sink_heatmap",
+    "stream_comparison",
+    "stream_score",
 ]
