@@ -51,7 +51,7 @@ def test_version(capsys):
     assert __version__ in out
 
 
-@pytest.mark.parametrize("verb", ["plan", "extend", "evaluate", "sinks"])
+@pytest.mark.parametrize("verb", ["plan", "extend", "evaluate", "sinks", "stream"])
 def test_every_verb_has_help(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0

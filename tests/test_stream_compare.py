@@ -20,6 +20,7 @@ from longspan.report.stream import (
     comparison_claim,
     print_comparison,
     print_score,
+    recompute_claim,
     score_claim,
     shown_progress,
 )
@@ -360,9 +361,20 @@ def test_claims_are_the_numbers(compared: Comparison) -> None:
     found, found_score = scores(compared), scored()[0]
     assert comparison_claim(compared) == (
         f"Past a cache of 20 tokens: streaming {found['streaming'].past.nll:.2f}, window "
-        f"{found['window'].past.nll:.2f}, recompute {found['recompute'].whole.nll:.2f} nats per "
-        "token"
+        f"{found['window'].past.nll:.2f} nats per token"
     )
+    # recompute scored other tokens than those: it is told beside the others' on its own
+    same = (
+        f"On the same 12 tokens: streaming {found['streaming'].spread.nll:.2f}, window "
+        f"{found['window'].spread.nll:.2f}, recompute {found['recompute'].whole.nll:.2f}"
+    )
+    assert recompute_claim(compared) == same
+    alone = dataclasses.replace(compared, methods=(found["recompute"],))
+    assert (
+        comparison_claim(alone)
+        == f"On the same 12 tokens: recompute {found['recompute'].whole.nll:.2f}"
+    )
+    assert recompute_claim(dataclasses.replace(compared, methods=())) == ""
     assert score_claim(found_score).startswith(
         f"120 tokens read at perplexity {found_score.whole.perplexity:.2f}, with "
     )

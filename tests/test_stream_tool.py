@@ -527,3 +527,17 @@ def test_resident_memory_grows_with_what_is_held() -> None:
     assert before is not None
     assert 30e6 < after - before < 200e6
     assert len(held) == 40_000_000
+
+
+def test_a_state_belongs_to_every_layers_rope(tmp_path):
+    def scaled(factor: float):
+        block = {"rope_type": "linear", "factor": factor}
+        model = tiny_model("gemma3", block)
+        return stream(model, None, 4, 12, original_max_position_embeddings=TRAINED)
+
+    saved = scaled(2.0)
+    saved.read([1, 2, 3])
+    saved.save(tmp_path / "state.safetensors")
+    scaled(2.0).load(tmp_path / "state.safetensors")
+    with pytest.raises(ConfigError, match="positions"):
+        scaled(4.0).load(tmp_path / "state.safetensors")

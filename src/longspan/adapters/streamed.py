@@ -73,7 +73,7 @@ class StreamedModel:
             "model_type": config.model_type,
             "parameters": sum(math.prod(shape) for shape in shapes),
             "dtype": str(self.model.dtype).removeprefix("torch."),
-            "rope": repr([encoding.rope for encoding in self.encodings.values()][:1]),
+            "positions": sorted({repr((e.rope, e.seq_len)) for e in self.encodings.values()}),
             "num_sink_tokens": self.num_sink_tokens,
             "sliding_window": self.sliding_window,
         }

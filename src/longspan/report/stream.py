@@ -96,14 +96,27 @@ def score_claim(score: Score) -> str:
 
 
 def comparison_claim(comparison: Comparison) -> str:
-    """Returns each method's NLL on the tokens behind which something was dropped."""
+    """Returns the NLL of the methods that read every token, where something was dropped."""
     said = [
-        f"{score.method} {number(part.nll)}"
+        f"{score.method} {number(score.past.nll)}"
         for score in comparison.methods
-        if (part := score.past or score.spread) is not None
+        if score.past is not None
     ]
     size = tokens(kept(comparison.protocol))
-    return f"Past a cache of {size} tokens: {', '.join(said)} nats per token"
+    if said:
+        return f"Past a cache of {size} tokens: {', '.join(said)} nats per token"
+    return recompute_claim(comparison) or f"Nothing was read past a cache of {size} tokens"
+
+
+def recompute_claim(comparison: Comparison) -> str:
+    """Returns recompute's NLL and the others' on the same few tokens; empty if it was not run."""
+    said = [
+        f"{score.method} {number(score.spread.nll)}"
+        for score in comparison.methods
+        if score.spread is not None
+    ]
+    few = [score.whole.tokens for score in comparison.methods if score.method == "recompute"]
+    return f"On the same {counted(few[0], 'token')}: {', '.join(said)}" if few else ""
 
 
 def heading(protocol: Protocol) -> str:

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from longspan.errors import ConfigError
 from longspan.report.figures.nll import LEFT, nll_axis
 from longspan.report.labels import LineEnd, label_ends, labelled_axes
-from longspan.report.stream import comparison_claim, kept, score_claim
+from longspan.report.stream import comparison_claim, kept, recompute_claim, score_claim
 from longspan.report.style import (
     FIXED,
     INK,
@@ -82,6 +82,8 @@ def stream_comparison(comparison: Comparison) -> Figure:
         raise ConfigError("no method was compared, so there is nothing to draw.")
     protocol = comparison.protocol
     note = f"Mean NLL by target position, {counted(protocol.tokens, 'token')}. Lower is better."
+    if same := recompute_claim(comparison):
+        note += f" {same}."
     ends = [line_end(score) for score in comparison.methods]
     first = min(
         (middle(s.blocks[0]) for s in comparison.methods if s.blocks), default=kept(protocol)
