@@ -140,7 +140,7 @@ def stand_in(model: Any, attention: AttentionFunction, masks: str) -> RemovableH
         own = child.own if isinstance(child, AlibiAttention) else child
         block._modules[name] = kind(own, alibi, attention)
     model.config._attn_implementation = {"": masks}
-    return model.base_model.register_forward_pre_hook(_refuse_weights, with_kwargs=True)
+    return model.base_model.register_forward_pre_hook(refuse_weights, with_kwargs=True)
 
 
 def alibi_of(model: Any) -> Alibi:
@@ -196,7 +196,12 @@ def _is_known(module: nn.Module) -> bool:
     return kind.__module__.startswith("transformers.models.") and kind.__name__ in names
 
 
-def _refuse_weights(base: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+def refuse_weights(base: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Refuses output_attentions, as a hook before a model's forward.
+
+    Raises:
+        ConfigError: where it is asked for.
+    """
     if kwargs.get("output_attentions") or base.config.output_attentions:
         raise ConfigError(
             "longspan never holds the attention weights, so output_attentions=True cannot be "

@@ -17,7 +17,7 @@ from longspan.adapters.families import TableForm
 from longspan.adapters.mask_functions import NO_LIMIT, MaskFunction, read_mask_function
 from longspan.adapters.passed_mask import PassedMask
 from longspan.adapters.rotation import lay_out, rope_of_type
-from longspan.adapters.stream_cache import StreamCache
+from longspan.adapters.stream_cache import Pending, StreamCache
 from longspan.caches import Encoding, KeyValueCache, Scoring, Step
 from longspan.errors import ConfigError, UnsupportedModelError
 from longspan.masks import causal, sliding_window
@@ -60,10 +60,35 @@ class NewTokens(PassedMask):
         """Returns itself; MPT asks any mask to become bools."""
         return self
 
-    def step_of(self, kept: KeyValueCache, device: torch.device) -> Step:
-        """Returns the step these tokens are to a cache; the first layer to ask begins it."""
+    def check(self, position_ids: Tensor | None) -> None:
+        """Refuses a mask that no layer can follow, and documents told by positions alone.
+
+        Raises:
+            UnsupportedModelError: saying what the mask is.
+        """
+        if self.refused:
+            raise UnsupportedModelError(self.refused)
+        if self.present is not None or self.steps or position_ids is None:
+            return
+        if position_ids.dim() == 2 and bool((position_ids.diff(dim=-1) < 1).any()):
+            raise UnsupportedModelError(
+                "position_ids start again within a row, so it holds several documents. A stream "
+                "reads one text a row; pass an attention_mask if it is padding."
+            )
+
+    def step_of(self, kept: KeyValueCache, key: Tensor) -> Step:
+        """Returns the step these tokens are to a cache; the first layer to ask begins it.
+
+        Args:
+            kept: the cache.
+            key: [B, K, T, D], the layer's.
+
+        Raises:
+            ShapeError: for another number of rows than it holds; nothing is counted then.
+        """
         if id(kept) not in self.steps:
-            step = kept.begin(self.sizes[1], self.present, device)
+            kept.check_rows(key.shape[0])
+            step = kept.begin(self.sizes[1], self.present, key.device)
             self.steps[id(kept)] = kept, step
         return self.steps[id(kept)][1]
 
@@ -90,6 +115,7 @@ class Unturned(nn.Module):
         return lay_out(RotationTable(ones, torch.zeros_like(ones)), self.form)
 
 
+@torch.compiler.disable
 def new_tokens(
     batch_size: int,
     q_length: int,
@@ -117,6 +143,7 @@ def new_tokens(
     return NewTokens(batch_size, q_length, present, refused)
 
 
+@torch.compiler.disable
 def attention(
     module: Any,
     query: Tensor,
@@ -128,6 +155,7 @@ def attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_ids: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Returns attention's output [B, T, H, Dv] over what the stream remembers, and remembers more.
@@ -137,40 +165,43 @@ def attention(
         query: [B, H, T, D], not turned.
         key, value: [B, K, T, D] and [B, K, T, Dv], not turned.
         attention_mask: what `new_tokens` made.
-        scaling, dropout, softcap, s_aux: as for every attention function of transformers.
+        scaling, dropout, softcap, s_aux, position_ids: as every attention function of
+            transformers gets them.
     """
-    seat: Seat | None = getattr(module, "seat", None)
+    pending, seat = StreamCache.take(), getattr(module, "seat", None)
     if seat is None or not isinstance(attention_mask, NewTokens):
         raise UnsupportedModelError(
             f"{type(module).__name__} does not belong to a streamed model, or was handed a mask of "
             f"{type(attention_mask).__name__}. Call the model that longspan.stream(…).model is, "
             "with a 2-D attention_mask or none."
         )
-    if attention_mask.refused:
-        raise UnsupportedModelError(attention_mask.refused)
     if dropout or (torch.is_grad_enabled() and query.requires_grad):
         raise ConfigError(
             "a stream remembers without gradients and drops nothing. Call model.eval() and run it "
             "under torch.no_grad()."
         )
-    kept = _cache_of(seat, key, attention_mask).caches[seat.kind]
-    step = attention_mask.step_of(kept, query.device)
+    attention_mask.check(position_ids)
+    kept = _cache_of(seat, pending, key, attention_mask).caches[seat.kind]
+    step = attention_mask.step_of(kept, key)
     scoring = Scoring(scaling, s_aux, softcap)
     out = kept.attend(step, seat.layer, query, key, value, seat.encoding, scoring)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _cache_of(seat: Seat, key: Tensor, tokens: NewTokens) -> StreamCache:
+def _cache_of(seat: Seat, pending: Pending | None, key: Tensor, tokens: NewTokens) -> StreamCache:
     """Returns the cache this forward was given, or one that lives as long as the forward."""
-    current = seat.streamed.current
-    if current is not None and current.given is not None:
-        (layer, given), current.given = current.given, None
-        if layer == seat.layer and given is key:
-            return current
-        raise UnsupportedModelError(
-            "the model changes its keys between its cache and its attention, which a stream "
-            "cannot follow."
-        )
+    if pending is not None:
+        if pending.layer != seat.layer or pending.keys is not key:
+            raise UnsupportedModelError(
+                "the model changes its keys between its cache and its attention, which a stream "
+                "cannot follow."
+            )
+        if pending.cache.streamed is not seat.streamed:
+            raise ConfigError(
+                "this cache belongs to another stream. Pass cache=stream.new_cache() of the stream "
+                "whose model is called."
+            )
+        return pending.cache
     if key.shape[2] != tokens.sizes[1]:
         raise ConfigError(
             "a streamed model remembers in its own cache. Pass cache=stream.new_cache() to "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 from torch import Tensor
 from transformers import Cache
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 SINKS, SLIDING = "sinks", "sliding"
 
 
+class Pending(NamedTuple):
+    """Keys that were handed to a cache, and that its layer's attention will meet next."""
+
+    cache: StreamCache
+    layer: int
+    keys: Tensor
+
+
 class StreamCache(Cache):
     """What a streamed model remembers of one batch; its memory does not grow.
 
@@ -26,13 +34,14 @@ class StreamCache(Cache):
         kinds: of each layer.
     """
 
+    pending: ClassVar[Pending | None] = None
+    """What the next attention call is about; it takes it."""
+
     def __init__(
         self, streamed: StreamedModel, caches: Mapping[str, KeyValueCache], kinds: tuple[str, ...]
     ) -> None:
         super().__init__(layers=[])
         self.streamed, self.caches, self.kinds = streamed, dict(caches), kinds
-        self.given: tuple[int, Tensor] | None = None
-        """The layer and keys that attention will ask about next."""
 
     @property
     def columns(self) -> int:
@@ -42,10 +51,25 @@ class StreamCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Notes whose turn it is; the attention function stores what it meets."""
-        self.streamed.current = self
-        self.given = layer_idx, key_states
+        """Notes whose turn it is; the attention function stores what it meets.
+
+        Raises:
+            UnsupportedModelError: where the layer before had no attention of a stream.
+        """
+        before = StreamCache.take()
+        if before and before.cache is self and before.layer == layer_idx - 1:
+            raise UnsupportedModelError(
+                "this model does not remember in a stream's cache. Call stream.model, the model "
+                "that longspan.stream(…) made, with cache=stream.new_cache()."
+            )
+        StreamCache.pending = Pending(self, layer_idx, key_states)
         return key_states, value_states
+
+    @staticmethod
+    def take() -> Pending | None:
+        """Returns what is pending, which then no longer is."""
+        pending, StreamCache.pending = StreamCache.pending, None
+        return pending
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Returns the tokens fed so far, padding counted."""
@@ -71,6 +95,11 @@ class StreamCache(Cache):
     @property
     def is_compileable(self) -> bool:
         """False: transformers would make masks ahead for it."""
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        """False: what left the window cannot come back."""
         return False
 
     @property

@@ -1,14 +1,16 @@
 """A model that remembers in longspan's caches: its twin over the same weights, turned by them.
 
 The rotary modules hand queries and keys through unturned, and the attention function turns them.
+A model that reads position_ids elsewhere (Ministral 3 scales its queries by them) needs them told.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from longspan.adapters.alibi_attention import STAND_INS, alibi_of, stand_in
+from longspan.adapters.alibi_attention import alibi_of, refuse_weights, stand_in
+from longspan.adapters.alibi_modules import STAND_INS, AttentionFunction
 from longspan.adapters.config_fields import as_mapping
 from longspan.adapters.extended import twin
 from longspan.adapters.families import layer_count, layer_types, text_part
@@ -51,7 +53,6 @@ class StreamedModel:
         SinkCache(num_sink_tokens, sliding_window)  # refuses wrong sizes before anything is made
         self.num_sink_tokens = num_sink_tokens
         self.sliding_window = sliding_window
-        self.current: StreamCache | None = None
         encodings, self.kinds, self.native_window = _plan(model, seq_len)
         self.encodings = dict(enumerate(encodings))
         self.model = _seated(self, model)
@@ -94,6 +95,11 @@ def _plan(
             "each key turns, outside of the attention function. It cannot be streamed yet."
         )
     config = text_part(as_mapping(model.config))
+    if config.get("num_kv_shared_layers"):
+        raise UnsupportedModelError(
+            f"{config['num_kv_shared_layers']} layers of this model read the keys of another layer "
+            "(num_kv_shared_layers), which a stream does not do yet."
+        )
     ropes, types = rope_from_config(model.config), layer_types(config, family)
     unknown = set(types) - {"full_attention", "sliding_attention"}
     if unknown:
@@ -119,12 +125,15 @@ def _seated(streamed: StreamedModel, model: PreTrainedModel) -> PreTrainedModel:
     AttentionMaskInterface.register(NAME, new_tokens)
     found = twin(model)
     if model.config.model_type in STAND_INS:
-        stand_in(found, attention, NAME)
+        stand_in(found, cast(AttentionFunction, attention), NAME)
     else:
         _hand_through(found)
+    found.base_model.register_forward_pre_hook(refuse_weights, with_kwargs=True)
+    text = found.config.get_text_config().model_type
     for module in found.modules():
         layer = getattr(module, "layer_idx", None)
-        if isinstance(layer, int):
+        kind = getattr(getattr(module, "config", None), "model_type", text)  # vision has its own
+        if isinstance(layer, int) and kind == text:
             kind, encoding = streamed.kinds[layer], streamed.encodings[layer]
             object.__setattr__(module, "seat", Seat(streamed, layer, kind, encoding))
     if found.generation_config is not None:  # MPT's says False: each step would be fed all again

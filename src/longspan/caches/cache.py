@@ -125,15 +125,28 @@ class KeyValueCache:
         run = attend_one if step.single else attend_many
         return run(step, kept, q, k, v, encoding, scoring)
 
+    def check_rows(self, rows: int) -> None:
+        """Refuses another number of rows than are remembered.
+
+        Raises:
+            ShapeError: naming both.
+        """
+        held = {kept.raw.shape[0] for kept in self.layers.values()} - {rows}
+        if held:
+            raise ShapeError(
+                f"the cache holds {held.pop()} rows, got {rows}. Begin a new cache for another "
+                "batch."
+            )
+
     def state(self) -> dict[str, Tensor]:
-        """Returns all it remembers as tensors by name, to be saved; `restore` takes it back."""
+        """Returns a copy of all it remembers, tensors by name; `restore` takes it back."""
         counts = torch.tensor([self.base, self.at_least, self.at_most])
         found = {"seen": self.seen, "counts": counts}
         for layer, kept in self.layers.items():
             found[f"{layer}.raw"], found[f"{layer}.values"] = kept.raw, kept.values
             if kept.turned is not None:
                 found[f"{layer}.turned"] = kept.turned
-        return found
+        return {name: tensor.clone() for name, tensor in found.items()}
 
     def restore(self, state: Mapping[str, Tensor], encodings: Mapping[int, Encoding]) -> None:
         """Takes back what `state` returned, in place of what is remembered now.
@@ -169,11 +182,9 @@ class KeyValueCache:
             self.layers[layer] = Buffers.like(k, v, room, encoding.turns)
             self.encodings[layer] = encoding
         kept = self.layers[layer]
-        if k.shape[0] != kept.raw.shape[0] or k.shape[2] != step.tokens:
-            raise ShapeError(
-                f"the cache holds {kept.raw.shape[0]} rows and expects {step.tokens} tokens, got "
-                f"keys of {tuple(k.shape)}. Begin a new cache for another batch."
-            )
+        self.check_rows(k.shape[0])
+        if k.shape[2] != step.tokens:
+            raise ShapeError(f"the step has {step.tokens} tokens, got keys of {tuple(k.shape)}.")
         if step.count > kept.capacity:
             kept.grow(step.count + max(GROWTH, kept.capacity // 2))
         return kept
