@@ -29,7 +29,7 @@ def make_tiles_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(plan, "SIZES", TINY)
     monkeypatch.setattr(torch_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    monkeypatch.setattr(flex, "compiled", lambda dynamic: torch_flex.flex_attention)
+    monkeypatch.setattr(flex, "compiled", lambda *kind: torch_flex.flex_attention)
 
 
 @dataclass(frozen=True)
