@@ -107,11 +107,10 @@ def test_a_compiler_that_fails_is_an_error_and_not_a_detour(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of the compiler's own
-def test_compiled_kernels_do_not_use_up_torchs_limit_of_recompilations(monkeypatch):
-    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 1)
+def test_compiled_kernels_do_not_use_up_torchs_limit_of_recompilations():
     for length in (40, 44, 48):
         q = torch.randn(1, 2, length, 8)
-        with torch.no_grad():
+        with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=1):
             found = attend(q, q, q, mask=sliding_window(length - 30), impl="flex")
         expected = attend(q, q, q, mask=sliding_window(length - 30), impl="reference")
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

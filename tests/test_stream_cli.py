@@ -320,7 +320,7 @@ def test_an_interrupted_score_says_what_is_kept(run, tiny, text, tmp_path, monke
     def interrupted(self, input_ids, cache=None):
         reads.append(1)
         if len(reads) == 30:
-            os.kill(os.getpid(), signal.SIGINT)
+            raise KeyboardInterrupt  # a signal may be ignored where tests run in the background
         return hidden(self, input_ids, cache)
 
     monkeypatch.setattr(SplitForward, "hidden", interrupted)

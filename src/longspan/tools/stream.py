@@ -16,8 +16,6 @@ from longspan.adapters.config_fields import ConfigLike, as_mapping
 from longspan.adapters.head import SplitForward
 from longspan.adapters.lengths import Lengths, lengths_of
 from longspan.adapters.rope import rope_from_config
-from longspan.adapters.stream_cache import StreamCache
-from longspan.adapters.streamed import StreamedModel
 from longspan.errors import ConfigError, ShapeError
 from longspan.metrics.likelihood import check_finite, chunked_nll
 from longspan.rotary.scaling.base import check_length
@@ -29,6 +27,9 @@ from longspan.tools.stream_text import Pieces, until_stop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from longspan.adapters.stream_cache import StreamCache
+    from longspan.adapters.streamed import StreamedModel
 
 CHUNK = 256
 LOGITS = 1024  # positions whose logits exist at once
@@ -319,6 +320,8 @@ def stream(
 
     Source: Xiao et al. 2023 (arXiv:2309.17453).
     """
+    from longspan.adapters.streamed import StreamedModel  # it imports transformers
+
     streamed = StreamedModel(model, num_sink_tokens, sliding_window, seq_len)
     lengths = reach(model.config, original_max_position_embeddings)
     check_fits(lengths, num_sink_tokens, sliding_window)

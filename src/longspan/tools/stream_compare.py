@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from longspan.adapters.head import SplitForward
 from longspan.adapters.lengths import Lengths
-from longspan.adapters.streamed import StreamedModel
 from longspan.errors import ConfigError, did_you_mean
 from longspan.metrics.likelihood import check_finite
 from longspan.metrics.windows import perplexity
@@ -35,6 +34,8 @@ from longspan.tools.texts import Text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from longspan.adapters.streamed import StreamedModel
 
 METHODS = ("streaming", "window", "recompute", "dense")
 FIRST_OCTAVE = 256
@@ -315,6 +316,8 @@ class Reading:
         self, method: str, sinks: int, window: int, stop: int | None = None, timed: bool = False
     ) -> MethodScore:
         """Returns the score of a stream of these sizes over the first `stop` tokens, or all."""
+        from longspan.adapters.streamed import StreamedModel  # it imports transformers
+
         streamed, row = StreamedModel(self.model, sinks, window), self.row[:, :stop]
         if (sinks, window) not in self.known:
             what = f"{method}, keeping {sinks} + {window}"
