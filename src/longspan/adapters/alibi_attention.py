@@ -59,15 +59,7 @@ def alibi_attention(model: PreTrainedModel) -> Iterator[None]:
         config._attn_implementation = {"": before}
 
 
-class AlibiKeys(SeenKeys):
-    """Who sees whom in one forward of MPT or BLOOM."""
-
-    def to(self, device: Any) -> AlibiKeys:
-        """Returns itself; MPT asks any mask to become bools."""
-        return self
-
-
-def alibi_keys(batch_size: int, config: Any = None, **asked: Any) -> AlibiKeys:
+def alibi_keys(batch_size: int, config: Any = None, **asked: Any) -> SeenKeys:
     """Returns who sees whom, by the positions that the family takes distances between.
 
     MPT counts padding in and BLOOM does not, which is one only where padding comes before or after
@@ -82,7 +74,7 @@ def alibi_keys(batch_size: int, config: Any = None, **asked: Any) -> AlibiKeys:
     seen = make(batch_size, **asked).seen
     if getattr(config, "model_type", None) == "bloom" and bool((seen.k_pos < 0).any()):
         seen = _by_tokens(seen, int(asked["q_offset"]) - int(asked["kv_offset"]))
-    return AlibiKeys(seen, batch_size)
+    return SeenKeys(seen, batch_size)
 
 
 def _by_tokens(seen: Visibility, before: int) -> Visibility:
@@ -114,7 +106,7 @@ def attention(
         scaling: of the scores.
         dropout: of the weights.
     """
-    if not isinstance(attention_mask, AlibiKeys):
+    if not isinstance(attention_mask, SeenKeys):
         raise UnsupportedModelError(
             f"the layer was handed a mask of {type(attention_mask).__name__}. Within "
             "alibi_attention, pass a 2-D attention_mask, 0 at padding, or none."

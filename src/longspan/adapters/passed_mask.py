@@ -21,6 +21,10 @@ class PassedMask(BlockMask):
         batch, queries, keys = self.sizes
         return batch, 1, queries, keys
 
+    def to(self, *_: Any, **__: Any) -> PassedMask:
+        """Returns itself; MPT asks any mask to become bools."""
+        return self
+
     def __getitem__(self, index: object) -> Any:
         """Refuses to be cut up as a tensor of all pairs, as sparse attention does."""
         raise UnsupportedModelError(

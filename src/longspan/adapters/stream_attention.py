@@ -56,10 +56,6 @@ class NewTokens(PassedMask):
         self.alone: StreamCache | None = None
         """Where this forward remembers when it was given no cache."""
 
-    def to(self, device: Any) -> NewTokens:
-        """Returns itself; MPT asks any mask to become bools."""
-        return self
-
     def check(self, position_ids: Tensor | None) -> None:
         """Refuses a mask that no layer can follow, and documents told by positions alone.
 

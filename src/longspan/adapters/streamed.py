@@ -128,12 +128,11 @@ def _seated(streamed: StreamedModel, model: PreTrainedModel) -> PreTrainedModel:
         stand_in(found, cast(AttentionFunction, attention), NAME)
     else:
         _hand_through(found)
-    found.base_model.register_forward_pre_hook(refuse_weights, with_kwargs=True)
     text = found.config.get_text_config().model_type
     for module in found.modules():
         layer = getattr(module, "layer_idx", None)
-        kind = getattr(getattr(module, "config", None), "model_type", text)  # vision has its own
-        if isinstance(layer, int) and kind == text:
+        tower = getattr(getattr(module, "config", None), "model_type", text)  # vision has its own
+        if isinstance(layer, int) and tower == text:
             kind, encoding = streamed.kinds[layer], streamed.encodings[layer]
             object.__setattr__(module, "seat", Seat(streamed, layer, kind, encoding))
     if found.generation_config is not None:  # MPT's says False: each step would be fed all again
@@ -146,6 +145,7 @@ def _hand_through(model: PreTrainedModel) -> None:
     ropes, form = rope_from_config(model.config), table_form(model)
     for parent, name, _ in rotary_modules(model):
         parent._modules[name] = Unturned(ropes, form)
+    model.base_model.register_forward_pre_hook(refuse_weights, with_kwargs=True)
     model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
         raise UnsupportedModelError(
