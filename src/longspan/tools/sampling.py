@@ -1,14 +1,17 @@
-"""How the next token is drawn: the usual narrowings, and a generator of its own."""
+"""How the next token is drawn: transformers' logits processors, and a generator of its own."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from longspan.adapters.logits import processors
 from longspan.errors import ConfigError, NumericalError
 
 REMEMBERED = 1024  # written tokens that a repetition penalty looks back at
@@ -75,25 +78,16 @@ class Sampling:
         >>> Sampling(temperature=0.5, top_k=2).scores(torch.tensor([1.0, 3.0, 2.0]), ())
         tensor([-inf, 6., 4.])
         """
-        if self.repetition_penalty is not None and written:
-            seen = torch.tensor(sorted(set(written)), dtype=torch.int64)
-            known, penalty = logits[seen], self.repetition_penalty
-            less = torch.where(known < 0, known * penalty, known / penalty)
-            logits = logits.index_copy(0, seen, less)
-        if self.temperature is not None:
-            logits = logits / self.temperature
-        if self.top_k is not None:
-            least = logits.topk(min(self.top_k, len(logits))).values[-1]
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        if self.top_p is not None:
-            rising, order = logits.sort()
-            out = rising.softmax(-1).cumsum(-1) <= 1 - self.top_p
-            out[-1] = False
-            logits = logits.masked_fill(out.scatter(0, order, out), -torch.inf)
-        if self.min_p is not None:
-            shares = logits.softmax(-1)
-            logits = logits.masked_fill(shares < self.min_p * shares.max(), -torch.inf)
-        return logits
+        seen, scores = torch.tensor([list(written)], dtype=torch.int64), logits.unsqueeze(0)
+        for processor in self._processors:
+            scores = processor(seen, scores)
+        return scores[0]
+
+    @cached_property
+    def _processors(self) -> list[Any]:
+        own = asdict(self)
+        del own["seed"]
+        return processors(**own)
 
 
 class Chooser:
