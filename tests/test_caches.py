@@ -250,6 +250,17 @@ def test_buffers_of_a_window_are_allocated_once():
     assert kept.layers[0].capacity == 12
 
 
+@pytest.mark.parametrize("seen", [0, 3, 10, 11, 12, 30])
+def test_a_chunk_meets_the_window_oldest_first(seen):
+    """Hidden tiles are skipped only where keys side by side are so in the text."""
+    sinks = SinkCache(4, 7)
+    sinks.begin(seen)
+    order, positions = sinks.begin(5).old
+    kept = [j for j in range(seen) if j >= max(4, seen - 7)]
+    assert [j for j in positions[0].tolist() if j >= 0] == kept
+    assert sorted(order.tolist()) == list(range(4, 11))
+
+
 def test_every_size_changes_the_output():
     q, k, v = example()
     how = Encoding(rope())
