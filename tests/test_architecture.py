@@ -19,7 +19,7 @@ FLOORS = (
     ("attention",),
     ("caches",),
     ("adapters", "models"),
-    ("metrics",),
+    ("metrics", "training"),
     ("tools",),
     ("report", "cli", "__main__"),
 )

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from longspan.errors import ConfigError, InputError
 from longspan.files import whole_file, write_text
-from longspan.tools.evaluation import Protocol
 
 SAMPLES = 1024
 
@@ -28,14 +27,14 @@ class Cells:
 
     Args:
         folder: created if missing; None keeps nothing.
-        protocol: what every cell must have been measured under.
+        protocol: a dataclass, what every cell must have been measured under.
         weights: the model's `weights_digest`.
 
     Raises:
         OutputError: if the folder cannot be written to.
     """
 
-    def __init__(self, folder: str | Path | None, protocol: Protocol, weights: str) -> None:
+    def __init__(self, folder: str | Path | None, protocol: Any, weights: str) -> None:
         self.folder = None if folder is None else Path(folder)
         self._common = {**circumstances(dataclasses.asdict(protocol)), "weights": weights}
         if self.folder is not None:

@@ -1,0 +1,293 @@
+"""`study`: small models that differ only in how they know positions, trained and read alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from longspan.errors import ConfigError
+from longspan.files import write_text
+from longspan.models import Decoder
+from longspan.rotary.scaling import scaling_for_method
+from longspan.rotary.scaling.base import check_length
+from longspan.tools.cells import Cells, weights_digest
+from longspan.tools.evaluate import versions
+from longspan.tools.measuring import Progress
+from longspan.tools.ranks import Ranks
+from longspan.tools.study_budget import Budget
+from longspan.tools.study_corpus import Corpus, cut, train_tokenizer
+from longspan.tools.study_plan import ModelSizes, Variant, variants
+from longspan.tools.study_reading import Likelihoods, doubling_buckets, read
+from longspan.tools.study_results import (
+    Reading,
+    StudyCurve,
+    StudyProtocol,
+    StudyResult,
+    TrainedModel,
+)
+from longspan.tools.study_training import Training
+from longspan.tools.texts import Text
+
+WARMUP_SHARE = 0.05
+WEIGHT_DECAY = 0.1
+
+
+def study(
+    texts: Sequence[Text],
+    *,
+    encodings: Sequence[str],
+    length: int = 256,
+    reach: int = 16,
+    seeds: Sequence[int] = (0, 1),
+    steps: int | None = None,
+    minutes: float | None = None,
+    vocabulary: int = 512,
+    methods: Sequence[str] = ("linear", "ntk", "yarn"),
+    batch_size: int = 8,
+    learning_rate: float = 2e-3,
+    memory_length: int | None = None,
+    documents: int | None = None,
+    sizes: ModelSizes | None = None,
+    state_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
+) -> StudyResult:
+    """Returns how models that differ only in their position encoding read beyond their training.
+
+    Weights that two models share start equal under one seed, every step reads the same rows, and
+    all take the same number of steps. Each is then read on documents that none was trained on, to
+    `reach` times the trained length: whole, in windows and in segments, with memory where it has
+    one, and the RoPE models under each scaling method too.
+
+    Args:
+        texts: to train on, except their last tenths, which are held out.
+        encodings: names from `longspan.models.ENCODINGS`; "transformer_xl" remembers earlier
+            segments, others with "+memory" behind; "transformer_xl-memory" does not.
+        length: tokens of a training row.
+        reach: how many times that a held-out document has, 2 or more.
+        seeds: one model of each encoding a seed.
+        steps: of training a model.
+        minutes: instead: how long all trainings may take here, from the time of their first steps.
+        vocabulary: of the tokenizer trained on the texts; 256 is bytes.
+        methods: rope scalings to read the RoPE models under, at reach · length tokens.
+        batch_size: rows a step.
+        learning_rate: at its peak.
+        memory_length: tokens remembered; `length` unless given.
+        documents: held-out documents at most.
+        sizes: of every model.
+        state_dir: where trained models, readings and the tokenizer are kept; an interrupted study
+            goes on from them.
+        progress: called with what is done, training steps done, and of how many.
+        ranks: processes that share the models among them, through `state_dir`.
+
+    Raises:
+        ConfigError: for settings that do not fit, or a state of another study.
+        InputError: if the texts are too short.
+        NumericalError: if a loss or likelihood is not finite.
+        OutputError: if the state cannot be written.
+    """
+    chosen = variants(encodings)
+    scalings = _scalings(methods, chosen)
+    _check(length, reach, seeds, steps, minutes)
+    folder, ranks = None if state_dir is None else Path(state_dir), ranks or Ranks()
+    if folder is None and ranks.size > 1:
+        raise ConfigError(f"{ranks.size} processes share a study through state_dir. Give one.")
+    tokenizer = train_tokenizer(texts, vocabulary)
+    encoded = [tokenizer.encode(text.content).ids for text in texts]
+    corpus = cut(encoded, reach=reach * length, documents=documents)
+    sizes = sizes or ModelSizes()
+    remembered = length if memory_length is None else memory_length
+    configs = [
+        one.config(sizes, vocabulary=vocabulary, length=length, memory_length=remembered)
+        for one in chosen
+    ]
+    corpus.rows(0, batch_size=batch_size, length=length, seed=0)
+    if steps is None:
+        budget = Budget(minutes=minutes or 0, batch_size=batch_size, seeds=len(seeds))
+        steps = budget.steps(configs, corpus, folder, ranks)
+    protocol = StudyProtocol(
+        texts=tuple((text.name, text.sha256) for text in texts),
+        vocabulary=vocabulary,
+        length=length,
+        reach=reach * length,
+        documents=len(corpus.held_out),
+        memory_length=remembered,
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        warmup_steps=max(1, round(steps * WARMUP_SHARE)),
+        weight_decay=WEIGHT_DECAY,
+        train_tokens=len(corpus.train),
+        seeds=tuple(seeds),
+        versions=versions(),
+        **vars(sizes),
+    )
+    if folder is not None and ranks.rank == 0:
+        write_text(folder / "tokenizer.json", tokenizer.to_str())
+    trainings = {
+        (one.name, seed): Training(
+            name=one.name,
+            config=config,
+            seed=seed,
+            protocol=protocol,
+            corpus=corpus,
+            folder=None if folder is None else folder / f"{one.name}-{seed}",
+        )
+        for one, config in zip(chosen, configs, strict=True)
+        for seed in seeds
+    }
+    return Study(
+        protocol=protocol,
+        variants=chosen,
+        methods=scalings,
+        corpus=corpus,
+        trainings=trainings,
+        folder=folder,
+        progress=progress,
+        ranks=ranks,
+    ).result()
+
+
+@dataclass(kw_only=True)
+class Study:
+    """A study under way, all of it checked."""
+
+    protocol: StudyProtocol
+    variants: Sequence[Variant]
+    methods: Sequence[str]
+    corpus: Corpus
+    trainings: dict[tuple[str, int], Training]
+    folder: Path | None
+    progress: Progress | None
+    ranks: Ranks
+
+    def result(self) -> StudyResult:
+        """Trains and reads what is not there yet, and returns the whole."""
+        own = self.ranks.share(list(self.trainings))
+        measured = {place: self._measure(place, done) for done, place in enumerate(own)}
+        if self.ranks.size > 1:  # the others' are in the folder once all are done
+            self.ranks.barrier()
+            measured = {place: self._measure(place, 0) for place in self.trainings}
+        found: dict[tuple[str, str, Reading, int], list[Likelihoods]] = {}
+        for place in self.trainings:
+            for key, likelihoods in measured[place][1].items():
+                found.setdefault((place[0], *key), []).append(likelihoods)
+        return StudyResult(
+            protocol=self.protocol,
+            models=tuple(measured[place][0] for place in self.trainings),
+            curves=tuple(self._curve(key, parts) for key, parts in found.items()),
+        )
+
+    def _measure(
+        self, place: tuple[str, int], done: int
+    ) -> tuple[TrainedModel, dict[tuple[str, Reading, int], Likelihoods]]:
+        """Returns a trained model and all its readings, as far as they are kept from the folder."""
+        name, seed = place
+        training = self.trainings[place]
+        decoder, model = training.run(self._told(f"{name}, seed {seed}", done))
+        own = next(one for one in self.variants if one.name == name)
+        return model, {key: self._read(decoder, key, training) for key in self._readings(own)}
+
+    def _readings(self, own: Variant) -> list[tuple[str, Reading, int]]:
+        """Returns (method, reading, window) of everything a variant is read under."""
+        length, reach = self.protocol.length, self.protocol.reach
+        found: list[tuple[str, Reading, int]] = [("none", "segments", length)]
+        if own.remembers:
+            found.append(("none", "recurrent", length))
+        if own.encoding != "learned":  # it has no position past the trained ones
+            found.append(("none", "whole", reach))
+            window = length
+            while window < reach:
+                found.append(("none", "window", window))
+                window *= 2
+        if own.encoding == "rope" and not own.remembers:
+            found.extend((method, "whole", reach) for method in self.methods)
+        return found
+
+    def _read(
+        self, decoder: Decoder, key: tuple[str, Reading, int], training: Training
+    ) -> Likelihoods:
+        """Returns one model's likelihoods and the seconds they took, kept if there is a folder."""
+        method, reading, window = key
+        cells = Cells(
+            None if self.folder is None else self.folder / "readings",
+            self.protocol,
+            weights_digest(decoder),
+        )
+        cell = f"{training.name}-{training.seed}-{method}-{reading}-{window}"
+        kept = cells.load(cell, {"method": method})
+        if kept is None:
+            ready = self._prepared(decoder, method, reading)
+            begun = time.perf_counter()
+            nll = read(ready, self.corpus.held_out, reading, window)
+            seconds = torch.tensor(time.perf_counter() - begun, dtype=torch.float64)
+            kept = {"nll": nll, "seconds": seconds}
+            cells.save(cell, kept, {"method": method})
+        return Likelihoods(kept["nll"], kept["seconds"].item())
+
+    def _prepared(self, decoder: Decoder, method: str, reading: Reading) -> Decoder:
+        if method != "none":
+            factor = self.protocol.reach / self.protocol.length
+            scaling = scaling_for_method(method).for_factor(factor, self.protocol.length)
+            decoder = decoder.with_scaling(scaling)
+        return decoder if reading == "recurrent" else decoder.with_memory(0)
+
+    def _curve(self, key: tuple[str, str, Reading, int], parts: list[Likelihoods]) -> StudyCurve:
+        name, method, reading, window = key
+        by_seed = [part.nll for part in parts]
+        means = tuple(nll.double().mean().item() for nll in by_seed)
+        return StudyCurve(
+            encoding=name,
+            method=method,
+            reading=reading,
+            window=window,
+            nll=sum(means) / len(means),
+            by_seed=means,
+            buckets=doubling_buckets(by_seed, self.protocol.length),
+            seconds=sum(part.seconds for part in parts),
+        )
+
+    def _told(self, what: str, done: int) -> Callable[[int], None]:
+        steps = self.protocol.steps
+        parts = steps * len(self.ranks.share(list(self.trainings)))
+
+        def told(step: int) -> None:
+            if self.progress is not None:
+                doing = "reading" if step == steps else f"step {step:,} of {steps:,}"
+                self.progress(f"{what}: {doing}", done * steps + step, parts)
+
+        return told
+
+
+def _scalings(methods: Sequence[str], chosen: Sequence[Variant]) -> list[str]:
+    """Returns the canonical names of the methods to read RoPE models under."""
+    if not any(one.encoding == "rope" and not one.remembers for one in chosen):
+        return []
+    names = [scaling_for_method(method).method for method in methods]
+    return [name for name in dict.fromkeys(names) if name != "none"]
+
+
+def _check(
+    length: int,
+    reach: int,
+    seeds: Sequence[int],
+    steps: int | None,
+    minutes: float | None,
+) -> None:
+    check_length("length", length)
+    if reach < 2:
+        raise ConfigError(
+            f"reach must be ≥ 2 times the length, got {reach}, or nothing is read beyond it."
+        )
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ConfigError(f"seeds must be one or more, each once, got {list(seeds)}.")
+    if (steps is None) == (minutes is None):
+        raise ConfigError(f"give either steps or minutes, got steps={steps} and minutes={minutes}.")
+    if steps is not None:
+        check_length("steps", steps)
+    if minutes is not None and not minutes > 0:
+        raise ConfigError(f"minutes must be > 0, got {minutes}.")
