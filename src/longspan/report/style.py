@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
@@ -22,7 +22,7 @@ INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#dfe3e8", "#ffffff"
 
 @dataclass(frozen=True)
 class MethodStyle:
-    """How one method is drawn, in every figure."""
+    """How one method or encoding is drawn, in every figure."""
 
     color: str
     marker: str
@@ -43,6 +43,19 @@ FIXED = {
 }
 SPARE = (MethodStyle("#774a08", "*"), MethodStyle("#807d75", "<"))
 UNKNOWN = MethodStyle(MUTED, "h")
+
+# Encodings, told apart likewise. RoPE is ink, as plain RoPE is among the methods; the others have
+# colours that no method has.
+ENCODING_STYLES = {
+    "rope": FIXED["none"],
+    "alibi": MethodStyle("#3b55fc", "s"),
+    "t5": MethodStyle("#c39a3b", "^"),
+    "shaw": MethodStyle("#37a4e0", "v"),
+    "transformer_xl": MethodStyle("#d52d89", "D"),
+    "sinusoidal": MethodStyle("#c70007", "P"),
+    "learned": MethodStyle("#671397", "X"),
+    "none": MethodStyle("#668559", "p"),
+}
 
 RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -92,6 +105,17 @@ def method_style(method: str) -> MethodStyle:
     return method_styles().get(method, UNKNOWN)
 
 
+def encoding_style(encoding: str) -> MethodStyle:
+    """Returns a position encoding's style, dashed where its memory is not its own habit.
+
+    >>> encoding_style("rope+memory").color, encoding_style("rope+memory").linestyle
+    ('#1f2328', '--')
+    """
+    plain = encoding.removesuffix("+memory").removesuffix("-memory")
+    style = ENCODING_STYLES.get(plain, UNKNOWN)
+    return style if plain == encoding else replace(style, linestyle="--")
+
+
 @dataclass(frozen=True)
 class ThemeColor:
     """A colour of the figures as a variable of a page's style, on white and on black paper."""
@@ -110,15 +134,21 @@ NEUTRAL = (
 
 
 def theme() -> tuple[ThemeColor, ...]:
-    """Returns every colour of the figures; on black paper a method's is the same hue, lighter."""
+    """Returns every colour of the figures; on black paper a line's is the same hue, lighter."""
     neutral = {color.light for color in NEUTRAL}
-    own = {style.color for style in method_styles().values()} - neutral
+    styles = (*method_styles().values(), *ENCODING_STYLES.values())
+    own = {style.color for style in styles} - neutral
     return (*NEUTRAL, *(ThemeColor(f"--c{c[1:]}", c, lighter(c)) for c in sorted(own)))
 
 
 def color_variable(method: str) -> str:
     """Returns the variable of a method's colour, such as "--c1b33d6"."""
-    color = method_style(method).color
+    return style_variable(method_style(method))
+
+
+def style_variable(style: MethodStyle) -> str:
+    """Returns the variable of a style's colour."""
+    color = style.color
     return next(entry.variable for entry in theme() if entry.light == color)
 
 
@@ -173,11 +203,16 @@ def titled_figure(claim: str, note: str, *, width: float, body: float) -> tuple[
 def wrap_evenly(text: str, width: int) -> list[str]:
     """Returns as few lines of at most `width` letters as can be, and no short last one.
 
-    >>> wrap_evenly("one two three four", 16)
-    ['one two', 'three four']
+    Names such as Transformer-XL are not broken.
+
+    >>> wrap_evenly("one two three-a four", 16)
+    ['one two', 'three-a four']
     """
-    lines = textwrap.wrap(text, width)
-    while width > 1 and len(narrower := textwrap.wrap(text, width - 1)) == len(lines):
+    lines = textwrap.wrap(text, width, break_on_hyphens=False)
+    while width > 1:
+        narrower = textwrap.wrap(text, width - 1, break_on_hyphens=False)
+        if len(narrower) != len(lines):
+            break
         lines, width = narrower, width - 1
     return lines
 

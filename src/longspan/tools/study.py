@@ -171,6 +171,7 @@ class Study:
         measured = {place: self._measure(place, done) for done, place in enumerate(own)}
         if self.ranks.size > 1:  # the others' are in the folder once all are done
             self.ranks.barrier()
+            self.progress = None
             measured = {place: self._measure(place, 0) for place in self.trainings}
         found: dict[tuple[str, str, Reading, int], list[Likelihoods]] = {}
         for place in self.trainings:

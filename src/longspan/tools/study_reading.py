@@ -103,15 +103,17 @@ def doubling_buckets(by_seed: Sequence[Tensor], length: int) -> tuple[Bucket, ..
         by_seed: [documents, N − 1] of every seed; entry i belongs to target position i + 1.
         length: the trained length: an edge, with two buckets or more below it.
 
-    >>> [(b.start, b.stop) for b in doubling_buckets([torch.zeros(2, 64)], length=16)]
+    >>> [(b.start, b.stop) for b in doubling_buckets([torch.zeros(2, 63)], length=16)]
     [(1, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
     """
     nll = torch.stack([one.double() for one in by_seed]).mean(dim=0)
     targets = nll.shape[1] + 1
-    edges = [max(1, length // 4)]
-    while edges[-1] * 2 < targets - 1:
-        edges.append(edges[-1] * 2)
-    edges = [1, *(edge for edge in edges if edge > 1), targets]
+    edges = sorted({1, targets, *(edge for edge in (length // 4, length // 2) if edge > 1)})
+    edge = length
+    while edge < targets - 1:
+        edges.append(edge)
+        edge *= 2
+    edges.sort()
     found = []
     for start, stop in pairwise(edges):
         interval = mean_interval(nll[:, start - 1 : stop - 1].mean(dim=1))

@@ -1,0 +1,118 @@
+"""The run behind `longspan study`: train and read with progress, leave a folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from longspan.cli.evaluating import told_of_the_end
+from longspan.files import refuse_existing
+from longspan.report.study import PAGE, RESULT, write_study
+from longspan.report.study_tables import print_study
+from longspan.tools.measuring import Progress as Tell
+from longspan.tools.ranks import Ranks
+from longspan.tools.study import study
+from longspan.tools.study_plan import ModelSizes
+from longspan.tools.study_results import StudyResult
+from longspan.tools.texts import read_texts
+
+STATE = "state"
+LINES = 20  # of progress where there is no terminal, beside one a model
+
+
+def run(
+    place: Path,
+    *,
+    force: bool,
+    command: str,
+    texts: tuple[str, ...],
+    quiet: bool,
+    **settings: Any,
+) -> StudyResult | None:
+    """Trains and reads, writes JSON, figures and page into `place`, and prints the tables.
+
+    Finished parts are kept in `place`; an unfinished study goes on from them. Of several ranks the
+    first alone writes, prints and returns the result.
+    """
+    names = {field.name for field in fields(ModelSizes)}
+    sizes = ModelSizes(**{name: settings.pop(name) for name in names})
+    with Ranks.from_environment() as ranks, told_of_the_end(ranks), told_when_interrupted(place):
+        with ranks.in_turn():
+            refuse_existing(place / RESULT, force=force)
+            if force:
+                shutil.rmtree(place / STATE, ignore_errors=True)
+            sources = read_texts(texts)
+        with nullcontext() if ranks.rank else shown_progress() as tell:
+            result = study(
+                sources,
+                sizes=sizes,
+                state_dir=place / STATE,
+                progress=tell,
+                ranks=ranks,
+                **settings,
+            )
+    if ranks.rank:
+        return None
+    write_study(place, result, force=force, command=command)
+    if not quiet:
+        print_result(result, place)
+    return result
+
+
+def print_result(result: StudyResult, place: Path) -> None:
+    """Prints the tables, and where the page and the JSON are."""
+    console = Console()
+    print_study(result, console)
+    for what, name in (("Page", PAGE), ("JSON", RESULT)):
+        console.print(f"{what}: {place / name}", soft_wrap=True, highlight=False, markup=False)
+
+
+@contextmanager
+def told_when_interrupted(place: Path) -> Iterator[None]:
+    """Turns Ctrl-C into a line that says what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise click.ClickException(
+            f"interrupted. Finished parts are kept in {place / STATE}; the same command goes on "
+            "from them."
+        ) from None
+
+
+@contextmanager
+def shown_progress() -> Iterator[Tell]:
+    """Yields a progress callback: a bar on a terminal's standard error, else lines now and then."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("preparing", total=None)
+        yield lambda what, done, parts: bar.update(
+            task, description=what, completed=done, total=parts
+        )
+
+
+class Lines:
+    """Prints a line where a model begins, and at every twentieth of the whole."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.last = ("", -1)
+
+    def __call__(self, what: str, done: int, parts: int) -> None:
+        """Told how many parts are done."""
+        here = (what.partition(":")[0], LINES * done // parts)
+        if here != self.last:
+            self.last = here
+            line = f"{done / parts:4.0%} {what}"
+            self.console.print(line, soft_wrap=True, highlight=False, markup=False)
