@@ -12,7 +12,7 @@ setup: $(READY)  ## make .venv with everything
 $(READY): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
 	$(PY) -m pip install --quiet -c constraints.txt torch
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[dev,bench]'
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[dev,train,bench]'
 	touch $@
 
 demo: $(READY)  ## the main job on a real model and a real novel, about 4 minutes

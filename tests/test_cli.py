@@ -51,11 +51,18 @@ def test_version(capsys):
     assert __version__ in out
 
 
-@pytest.mark.parametrize("verb", ["plan", "extend", "evaluate", "sinks", "stream"])
+@pytest.mark.parametrize("verb", ["plan", "extend", "evaluate", "finetune", "sinks", "stream"])
 def test_every_verb_has_help(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0
     assert "MODEL" in out
+
+
+def test_study_has_help_and_trains_its_own_models(capsys):
+    code, out, _ = run(capsys, "study", "--help")
+    assert code == 0
+    assert "--encodings" in out
+    assert "MODEL" not in out
 
 
 def test_plan_prints_what_to_write(capsys, config):

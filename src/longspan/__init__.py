@@ -43,10 +43,12 @@ if TYPE_CHECKING:
     )
     from longspan.tools.evaluate import evaluate
     from longspan.tools.extend import extend
+    from longspan.tools.finetune import finetune
     from longspan.tools.plan import plan
     from longspan.tools.sampling import Sampling
     from longspan.tools.sinks import sinks
     from longspan.tools.stream import stream
+    from longspan.tools.study import study
 
 _SCALING = "longspan.rotary.scaling"
 _HOME = {
@@ -77,6 +79,7 @@ _HOME = {
     "causal": "longspan.masks",
     "evaluate": "longspan.tools.evaluate",
     "extend": "longspan.tools.extend",
+    "finetune": "longspan.tools.finetune",
     "load_model": "longspan.adapters.load",
     "plan": "longspan.tools.plan",
     "rerotate": "longspan.rotary.rotate",
@@ -87,6 +90,7 @@ _HOME = {
     "sinks": "longspan.tools.sinks",
     "sliding_window": "longspan.masks",
     "stream": "longspan.tools.stream",
+    "study": "longspan.tools.study",
     "t5_bucket": "longspan.bias",
 }
 
@@ -119,6 +123,7 @@ __all__ = [
     "causal",
     "evaluate",
     "extend",
+    "finetune",
     "load_model",
     "plan",
     "rerotate",
@@ -129,6 +134,7 @@ __all__ = [
     "sinks",
     "sliding_window",
     "stream",
+    "study",
     "t5_bucket",
 ]
 

@@ -13,6 +13,7 @@ from typing import Literal
 from safetensors import SafetensorError
 
 from longspan.adapters.embedded import embedded_models, fetch
+from longspan.adapters.zoo import is_zoo, zoo_folder
 from longspan.errors import InputError, did_you_mean
 
 LOAD_ERRORS = (
@@ -33,7 +34,7 @@ class Source:
 
 
 def find_checkpoint(model: str | Path) -> Source:
-    """Returns where the checkpoint lies, fetching an embedded model.
+    """Returns where the checkpoint lies, fetching an embedded model; the zoo comes with longspan.
 
     A string that is an embedded name means that model, even beside a folder so called; a path with
     a slash never does.
@@ -43,6 +44,8 @@ def find_checkpoint(model: str | Path) -> Source:
     """
     if isinstance(model, str) and model in embedded_models():
         return Source("gguf", str(fetch(model)))
+    if is_zoo(model):
+        return Source("folder", str(zoo_folder(str(model))))
     if not str(model).strip():
         raise InputError(f"the model's name is empty. {_allowed()}")
     path = Path(model).expanduser()
@@ -73,7 +76,7 @@ def _allowed() -> str:
     names = ", ".join(embedded_models())
     return (
         "A model is a hub id, a folder with config.json, a .gguf file, "
-        f"or an embedded name: {names}."
+        f"or an embedded name: {names}, zoo:rope and others of the zoo."
     )
 
 

@@ -158,6 +158,7 @@ WITHOUT_ROPE: Mapping[str, str] = {
     "gpt_bigcode": "learned positions",
     "bert": "learned positions",
     "t5": "T5's relative biases",
+    "longspan_decoder": "its own layers",
 }
 
 TEXT_KEYS = ("text_config", "llm_config", "language_config")

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from longspan.adapters.adapter_load import adapter_config, adapter_model
+from longspan.adapters.adapter_rope import is_adapter
 from longspan.adapters.attention import NAME, lend
 from longspan.adapters.checkpoints import LOAD_ERRORS, Source, find_checkpoint, first_line, hub_file
 from longspan.adapters.config_fields import as_mapping
 from longspan.adapters.families import family_of, layer_types, text_part
 from longspan.errors import ConfigError, InputError, LongspanError, UnsupportedModelError
+from longspan.models.config import MODEL_TYPE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -29,7 +33,8 @@ def read_config(model: str | Path) -> dict[str, Any]:
     """Returns the content of a checkpoint's config.json, without reading its weights.
 
     From a folder or a hub id it is the raw content, misspelt keys and all; a GGUF file has none, so
-    it is what transformers would save, with the file's RoPE scaling in it.
+    it is what transformers would save, with the file's RoPE scaling in it. An adapter's is its
+    base model's, with the rope the adapter carries.
 
     Args:
         model: a folder, a config's .json file, a .gguf file, a hub id or an embedded name. A string
@@ -39,6 +44,8 @@ def read_config(model: str | Path) -> dict[str, Any]:
         InputError: if it is not found, or cannot be read.
         UnsupportedModelError: for a GGUF file that cannot be read rightly.
     """
+    if is_adapter(model):
+        return adapter_config(model, read_config)
     source = find_checkpoint(model)
     if source.kind == "gguf":
         with _explained(model), _quiet():
@@ -59,7 +66,8 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Returns the checkpoint's model, in eval mode, and its tokenizer.
 
-    Only safetensors and GGUF weights are read, never pickle. A GGUF file's weights are unpacked.
+    Only safetensors and GGUF weights are read, never pickle. A GGUF file's weights are unpacked. An
+    adapter is merged into its base model, under the rope it carries.
 
     Args:
         model: a folder, a .gguf file, a hub id or an embedded name.
@@ -72,10 +80,14 @@ def load_model(
 
     Raises:
         InputError: if it is not found, incomplete, or its tokenizer is another model's.
-        ConfigError: if `device` cannot be used here.
+        ConfigError: if `device` cannot be used here, or an adapter's base has another scaling.
         UnsupportedModelError: for a GGUF file that cannot be read rightly.
     """
     _check_device(device)
+    if is_adapter(model):
+        how = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
+        how["attn_implementation"] = attn_implementation
+        return adapter_model(model, partial(load_model, **how))
     source = find_checkpoint(model)
     _require_safetensors(source)
     options = {
@@ -86,7 +98,7 @@ def load_model(
     if attn_implementation == NAME:
         lend()
     with _explained(model), _quiet(bars=source.kind == "hub"):
-        read = _read_gguf_model if source.kind == "gguf" else _read_safetensors_model
+        read = _reader(source)
         loaded, tokenizer, report = read(source, options)
     _check_weights(report, model)
     _check_vocabulary(loaded, tokenizer, model)
@@ -112,8 +124,6 @@ def _require_safetensors(source: Source) -> None:
     if source.kind != "folder":
         return
     names = sorted(path.name for path in Path(source.place).iterdir())
-    if "adapter_config.json" in names:
-        raise InputError(f"{source.place} holds an adapter; merge it into its base model first.")
     if not any(name.endswith(".safetensors") for name in names):
         pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
         has = f"only pickle ({pickled[0]}), which can run code" if pickled else "no weights"
@@ -121,6 +131,32 @@ def _require_safetensors(source: Source) -> None:
             f"{source.place} has {has}. Only .safetensors and .gguf are read; "
             "convert it with save_pretrained first."
         )
+
+
+def _reader(source: Source) -> Callable[[Source, dict[str, Any]], tuple[Any, Any, Any]]:
+    if source.kind == "gguf":
+        return _read_gguf_model
+    if source.kind == "folder":
+        written = _read_json(Path(source.place) / "config.json")
+        if written.get("model_type") == MODEL_TYPE:
+            return _read_decoder_model
+    return _read_safetensors_model
+
+
+def _read_decoder_model(source: Source, options: dict[str, Any]) -> tuple[Any, Any, Any]:
+    from transformers import PreTrainedTokenizerFast
+
+    from longspan.adapters.decoder_model import read_decoder
+
+    if options["attn_implementation"] not in (None, NAME):
+        raise ConfigError(
+            f"a longspan decoder attends by itself, got attn_implementation="
+            f"{options['attn_implementation']!r}. Leave it out."
+        )
+    file = str(Path(source.place) / "tokenizer.json")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=file)
+    model = read_decoder(source.place).to(options["dtype"])
+    return model, tokenizer, {"missing_keys": (), "mismatched_keys": ()}
 
 
 def _read_safetensors_model(source: Source, options: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -213,6 +249,8 @@ def _check_vocabulary(
 def _check_attention(loaded: PreTrainedModel, asked: str | None) -> None:
     """Chooses the attention of a model with sliding layers; refuses one that was not taken."""
     text = text_part(as_mapping(loaded.config))
+    if text.get("model_type") == MODEL_TYPE:
+        return  # it attends by itself, through the same functions
     if asked is None and "sliding_attention" in layer_types(text, family_of(text)):
         lend()
         loaded.set_attn_implementation(NAME)

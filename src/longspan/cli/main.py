@@ -14,7 +14,7 @@ from longspan.errors import LongspanError, did_you_mean
 class Verbs(click.Group):
     """Loads a verb's module only when it is called, and tells errors in one line."""
 
-    modules = ("plan", "extend", "evaluate", "stream", "sinks")
+    modules = ("plan", "extend", "evaluate", "finetune", "stream", "study", "sinks")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns the verbs in the order of the work."""
@@ -72,8 +72,8 @@ def main(args: list[str] | None = None) -> Any:
     except (KeyboardInterrupt, click.exceptions.Abort):
         sys.exit(
             _fail(
-                "interrupted. Nothing is half-written; evaluate keeps its finished parts, and the "
-                "same command goes on from them."
+                "interrupted. Nothing is half-written; evaluate, study and finetune keep what is "
+                "finished, and the same command goes on from it."
             )
         )
     except LongspanError as error:

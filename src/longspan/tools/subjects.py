@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from longspan.adapters.config_fields import as_mapping, max_length
+from longspan.adapters.families import positions_without_rope, text_part
 from longspan.adapters.head import SplitForward
 from longspan.adapters.lengths import lengths_of
 from longspan.adapters.rope import rope_from_config
@@ -32,36 +35,45 @@ class Subject:
     Attributes:
         method: its canonical name.
         split: the model, body and head apart.
-        ropes: the rotation it runs under.
+        ropes: the rotation it runs under; None for a model that knows positions otherwise.
         phase: how angles are computed.
     """
 
     method: str
     split: SplitForward
-    ropes: Ropes
+    ropes: Ropes | None
     phase: Phase
 
     @property
     def rope_parameters(self) -> dict[str, Any]:
         """The block of config.json it runs under."""
+        if self.ropes is None:
+            return {}
         return dict(self.split.model.config.get_text_config().rope_parameters or {})
 
     @property
     def factor(self) -> float | None:
         """The method's factor in the layers that reach furthest; None for plain RoPE."""
+        if self.ropes is None:
+            return None
         scaling = self.ropes[self.ropes.reaching].method
         return None if scaling.method == "none" else scaling.factor
 
     @property
     def attention_factor(self) -> float:
         """The multiplier of cos and sin in the layers that reach furthest."""
-        return self.ropes[self.ropes.reaching].attention_factor
+        return 1.0 if self.ropes is None else self.ropes[self.ropes.reaching].attention_factor
 
     def token_nll(self, input_ids: Tensor) -> Tensor:
         """Returns the NLL of all tokens but the first, under the table of this very length."""
-        length = input_ids.shape[1]
-        with exact_rotation(self.split.model, self.ropes, seq_len=length, phase=self.phase):
+        with self.rotating(input_ids.shape[1]):
             return token_nll(self.split, input_ids)
+
+    def rotating(self, seq_len: int) -> AbstractContextManager[None]:
+        """Returns a context in which the model rotates by exact tables of this total length."""
+        if self.ropes is None:
+            return nullcontext()
+        return exact_rotation(self.split.model, self.ropes, seq_len=seq_len, phase=self.phase)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +101,8 @@ class Applied:
             ConfigError: if the method cannot reach so far, or needs data it does not have.
             UnsupportedModelError: for a family longspan cannot rotate.
         """
+        if method == "none" and without_rope(model):
+            return Subject(method, SplitForward(model), None, self.phase)
         table_form(model)
         to = self.reach if self.factor is None else int(self.trained_length * self.factor)
         if method != "none":
@@ -110,8 +124,21 @@ def trained_length(
 ) -> int:
     """Returns the tokens a live model was trained to read, before any extension."""
     given = original_max_position_embeddings
+    if without_rope(model):
+        declared = given or max_length(text_part(as_mapping(model.config)))
+        if declared is None:
+            raise ConfigError(
+                "the config declares no trained length. Give it as "
+                "original_max_position_embeddings (--original)."
+            )
+        return declared
     ropes = rope_from_config(model.config, original_max_position_embeddings=given)
     return lengths_of(model.config, ropes, original_max_position_embeddings=given).trained
+
+
+def without_rope(model: PreTrainedModel) -> bool:
+    """Returns whether the model knows positions by something other than rotation."""
+    return positions_without_rope(text_part(as_mapping(model.config))) is not None
 
 
 def canonical_methods(methods: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from longspan.adapters.head import returning
 from longspan.training.packing import IGNORED
 
-CHUNK_TOKENS = 1024
+CHUNK_TOKENS = 256  # of 49,152 logits each: 50 MB, a few times over
 
 
 class CausalLoss(nn.Module):
@@ -74,8 +74,11 @@ class CausalLoss(nn.Module):
             with returning(self.model.base_model, ready):
                 logits = self.model(input_ids=torch.zeros_like(targets), use_cache=False).logits
             return F.cross_entropy(
-                logits.float().transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
-            )
+                logits.float().flatten(0, 1),
+                targets.flatten(),
+                ignore_index=IGNORED,
+                reduction="none",
+            ).view_as(targets)
 
         return checkpoint(
             negative_log_likelihood, hidden, use_reentrant=False, preserve_rng_state=False

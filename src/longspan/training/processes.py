@@ -6,6 +6,14 @@ import torch
 from torch import Tensor, distributed
 
 
+def on_cpu_only() -> bool:
+    """Returns whether there is no accelerator.
+
+    Accelerate must be told: else each of several processes on CPUs would take itself for the only.
+    """
+    return not torch.accelerator.is_available()
+
+
 def first_process() -> bool:
     """Returns whether this process is the one that writes: the only one, or the first of many."""
     several = distributed.is_available() and distributed.is_initialized()
