@@ -446,6 +446,20 @@ def test_a_padded_batch_is_each_row_alone(family, side):
         torch.testing.assert_close(found[row, real], expected, **FLOAT64)
 
 
+@torch.no_grad()
+def test_a_stream_of_bloom_makes_no_bias_of_all_that_went_by():
+    """BLOOM makes one, [B·H, 1, keys], for every key that its cache says a mask would have."""
+    stream, made = StreamedModel(tiny("bloom"), S, W), []
+    block = stream.model.base_model.h[0]
+    block.register_forward_pre_hook(
+        lambda block, args, given: made.append(given["alibi"].shape[-1]), with_kwargs=True
+    )
+    cache = stream.new_cache()
+    for chunk in tokens(1, N).split((8, *[1] * 22), dim=1):
+        stream.model(chunk, cache=cache)
+    assert made == [8] + [1] * 22
+
+
 @each_family
 @pytest.mark.parametrize("window", [W, 40])
 @torch.no_grad()

@@ -211,27 +211,88 @@ def test_counting_anew_changes_nothing(monkeypatch, sizes):
     torch.testing.assert_close(found, expected, atol=1e-11, rtol=0)
 
 
+def test_sinks_are_turned_for_all_layers_at_once(monkeypatch):
+    """Once they are all there: not a call a layer, whose cost would be felt at every token."""
+    q, k, v = example(1)
+    turned, turn = [], Encoding.turn
+
+    def told(self, x, positions, *args, **kwargs):
+        if positions.shape[-1] == 4:
+            turned.append(tuple(x.shape))
+        return turn(self, x, positions, *args, **kwargs)
+
+    monkeypatch.setattr(Encoding, "turn", told)
+    sinks, how, layers = SinkCache(4, 8), Encoding(rope()), 3
+    counts = []
+    for at in range(N):
+        step, part = sinks.begin(1), [x[:, :, at : at + 1] for x in (q, k, v)]
+        for layer in range(layers):
+            sinks.attend(step, layer, *part, how)
+        counts.append(len(turned))
+        turned.clear()
+    assert counts == [layers] * 4 + [1] * (N - 4)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["alone", "beside a shorter row"])
+def test_a_chunk_longer_than_the_ring_writes_each_slot_once(monkeypatch, padded):
+    """Where a slot is named twice, index_copy_ and indexing do not say which one wins."""
+    sinks, window, written, copy = 2, 5, [], torch.Tensor.index_copy_
+
+    def told(self, dim, index, source):
+        written.append(index.tolist())
+        return copy(self, dim, index, source)
+
+    monkeypatch.setattr(torch.Tensor, "index_copy_", told)
+    q, k, v = example(2 if padded else 1)
+    present = torch.ones(len(q), N, dtype=torch.bool)
+    present[1:, : N // 2] = False
+    kept = SinkCache(sinks, window)
+    step = kept.begin(N, present)
+    kept.attend(step, 0, q, k, v, Encoding(rope()))
+    assert bool(written) != padded
+    assert all(len(set(slots)) == len(slots) for slots in written)
+    for row, here in enumerate(present):
+        positions = step.positions[row][here]
+        slots = step.where[row][step.kept[row]].tolist()
+        assert len(step.where[row][here].unique()) == len(slots) < len(positions)
+        assert sorted(slots) == list(range(sinks + window))
+        newest = {}
+        for at in positions.tolist():
+            newest[at if at < sinks else sinks + (at - sinks) % window] = at
+        for slot, at in newest.items():
+            token = here.nonzero().flatten()[at]
+            assert torch.equal(kept.layers[0].raw[row, :, slot], k[row, :, token])
+            assert torch.equal(kept.layers[0].values[row, :, slot], v[row, :, token])
+
+
 @pytest.mark.parametrize("name", CACHES)
 def test_restored_is_saved(name):
     _, make = CACHES[name]
     q, k, v = example()
     how, kept, again = Encoding(rope()), make(), make()
     fed(kept, q[:, :, :30], k[:, :, :30], v[:, :, :30], how, [29, 1])
+    fed(again, -q[:, :, :20], -k[:, :, :20], v[:, :, :20], how, [18, 1, 1])  # to be forgotten
     again.restore({key: x.clone() for key, x in kept.state().items()}, {0: how})
-    rest = [x[:, :, 30:] for x in (q, k, v)]
-    assert torch.equal(fed(again, *rest, how, [4] + [1] * 6), fed(kept, *rest, how, [4] + [1] * 6))
+    rest, sizes = [x[:, :, 30:] for x in (q, k, v)], [1, 3] + [1] * 6
+    assert torch.equal(fed(again, *rest, how, sizes), fed(kept, *rest, how, sizes))
 
 
-def test_layers_share_a_step_and_keep_their_own_keys():
+@pytest.mark.parametrize("sizes", [[5] * 8, [1] * N, [9] + [1] * 20 + [6, 1, 1, 3]])
+def test_layers_share_a_step_and_keep_their_own_keys(sizes):
     q, k, v = example()
-    how, kept = [Encoding(rope()), Encoding(bias=Alibi(H)), Encoding()], SinkCache(4, 8)
-    outs = [[], [], []]
-    for at in range(0, N, 5):
-        step = kept.begin(5)
-        for layer in range(3):
-            part = (x[:, :, at : at + 5] * (layer + 1) for x in (q, k, v))
+    shared, partial = Encoding(rope()), Encoding(rope(layout="interleaved", rotary_dim=4))
+    longer = Encoding(rope(DYNAMIC), seq_len=N)
+    how = [shared, Encoding(bias=Alibi(H)), shared, Encoding(), partial, longer, shared]
+    kept, at = SinkCache(4, 8), 0
+    outs = [[] for _ in how]
+    for size in sizes:
+        step = kept.begin(size)
+        for layer in range(len(how)):
+            part = (x[:, :, at : at + size] * (layer + 1) for x in (q, k, v))
             outs[layer].append(kept.attend(step, layer, *part, how[layer]))
-    for layer in range(3):
+        at += size
+    assert at == N
+    for layer in range(len(how)):
         scaled = [x * (layer + 1) for x in (q, k, v)]
         expected = oracle(*scaled, (4, 8), how[layer])
         torch.testing.assert_close(torch.cat(outs[layer], 2), expected, atol=1e-11, rtol=0)

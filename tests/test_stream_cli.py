@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from longspan.adapters.head import SplitForward
-from longspan.cli import streaming
+from longspan.cli import streaming, writing
 from longspan.cli.main import main
 from longspan.tools.stream import stream
-from longspan.tools.stream_compare import Comparison, Score, from_json
+from longspan.tools.stream_results import Comparison, Score, from_json
 from longspan.tools.stream_text import text_row
 from longspan.tools.texts import read_texts
 from test_chat import chat_tokenizer, tiny_llama
@@ -89,7 +89,7 @@ def test_piped_text_is_continued_without_its_last_line_end(run, tiny):
 
 def test_pieces_come_as_they_are_written(tiny, monkeypatch, run):
     shown: list[str] = []
-    monkeypatch.setattr(streaming, "show", shown.append)
+    monkeypatch.setattr(writing, "show", shown.append)
     run(tiny, *SMALL, "--prompt", "Hello", "--max-new-tokens", "12")
     assert len(shown) > 3
     assert "".join(shown) == written(tiny, 12) + "\n"
@@ -347,7 +347,7 @@ def test_an_endless_text_ends_at_ctrl_c_with_all_kept(run, tiny, tmp_path, monke
         if len(shown) == 100:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(streaming, "show", show)
+    monkeypatch.setattr(writing, "show", show)
     endless = ("--max-new-tokens", "0", "--ignore-eos")
     code, _, err = run(tiny, *SMALL, "--prompt", "Hello", *endless, "--save", str(state))
     assert (code, err) == (0, "")

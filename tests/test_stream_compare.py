@@ -16,27 +16,26 @@ from longspan.cli.stream import METHODS as OFFERED
 from longspan.errors import ConfigError, InputError
 from longspan.metrics.likelihood import token_nll
 from longspan.report.figures import save_figure, stream_comparison, stream_score
+from longspan.report.progress import shown_progress
 from longspan.report.stream import (
     comparison_claim,
     print_comparison,
     print_score,
     recompute_claim,
     score_claim,
-    shown_progress,
 )
 from longspan.tools import stream_compare as tool
 from longspan.tools.stream import stream
-from longspan.tools.stream_compare import (
-    METHODS,
+from longspan.tools.stream_compare import METHODS, compare
+from longspan.tools.stream_results import (
     Comparison,
     MethodScore,
     Part,
     Score,
-    compare,
     from_json,
-    score_text,
     to_json,
 )
+from longspan.tools.stream_score import score_text
 from longspan.tools.texts import Text
 from tiny_models import TRAINED, ByteTokenizer, tiny_model, tokens
 

@@ -193,7 +193,6 @@ def test_what_cannot_be_streamed_is_refused() -> None:
 STEPS = 40
 
 
-@torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True)
 def test_compiled_steps_are_eager_ones_and_compile_anew_only_when_the_cache_fills() -> None:
     torch._dynamo.reset()
     stream, row, prompt = StreamedModel(made("gemma3_text"), S, 20), tokens(N), 12

@@ -16,7 +16,8 @@ from longspan.errors import ConfigError, InputError, NumericalError, ShapeError
 from longspan.metrics.likelihood import token_nll
 from longspan.tools import stream as tool
 from longspan.tools.sampling import Sampling
-from longspan.tools.stream import Stream, reach, stream
+from longspan.tools.stream import Stream, stream
+from longspan.tools.stream_reach import reach
 from longspan.tools.stream_state import Meter, read_state, write_state
 from longspan.tools.stream_text import KEPT, LONGEST, UNFINISHED, Pieces, text_row, until_stop
 from longspan.tools.texts import Text

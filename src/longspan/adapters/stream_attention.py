@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from longspan.adapters.families import TableForm
 from longspan.adapters.mask_functions import NO_LIMIT, MaskFunction, read_mask_function
 from longspan.adapters.passed_mask import PassedMask
-from longspan.adapters.rotation import lay_out, rope_of_type
+from longspan.adapters.rotation import lay_out
 from longspan.adapters.stream_cache import Pending, StreamCache
 from longspan.caches import Encoding, KeyValueCache, Scoring, Step
 from longspan.errors import ConfigError, UnsupportedModelError
@@ -64,7 +64,8 @@ class NewTokens(PassedMask):
         """
         if self.refused:
             raise UnsupportedModelError(self.refused)
-        if self.present is not None or self.steps or position_ids is None:
+        one = self.sizes[1] == 1
+        if one or self.present is not None or self.steps or position_ids is None:
             return
         if position_ids.dim() == 2 and bool((position_ids.diff(dim=-1) < 1).any()):
             raise UnsupportedModelError(
@@ -99,14 +100,14 @@ class Unturned(nn.Module):
 
     def __init__(self, ropes: Mapping[str, Rope], form: TableForm) -> None:
         super().__init__()
-        self.ropes = ropes
+        self.pairs = {kind: rope.inv_freq().shape[-1] for kind, rope in ropes.items()}
         self.form: TableForm = form
 
     def forward(
         self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns ones and zeros in the family's form, [B, T, …], in x's dtype."""
-        pairs = rope_of_type(self.ropes, layer_type).inv_freq().shape[-1]
+        pairs = self.pairs.get(layer_type or "", next(iter(self.pairs.values())))
         ones = x.new_ones((*position_ids.shape, pairs))
         return lay_out(RotationTable(ones, torch.zeros_like(ones)), self.form)
 

@@ -80,8 +80,11 @@ class StreamCache(Cache):
         return self.columns
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Returns the keys of a mask of all pairs and the first one's index; none is ever built."""
-        return self.columns + query_length, 0
+        """Returns the new tokens alone, and the first one's index: no mask of all keys is built.
+
+        BLOOM would make a bias of every key that is named here.
+        """
+        return query_length, self.columns
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """Returns −1: there is no limit."""

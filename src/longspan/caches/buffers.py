@@ -39,6 +39,12 @@ class Buffers:
         """What is met by queries: turned keys where there are some."""
         return self.raw if self.turned is None else self.turned
 
+    def first(self, count: int) -> tuple[Tensor, Tensor]:
+        """Returns the keys and values of the first slots."""
+        if count == self.capacity:
+            return self.keys, self.values
+        return self.keys[:, :, :count], self.values[:, :, :count]
+
     @property
     def capacity(self) -> int:
         """C, slots."""

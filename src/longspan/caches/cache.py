@@ -16,6 +16,7 @@ from longspan.caches.buffers import Buffers
 from longspan.caches.encoding import Encoding, Scoring
 from longspan.caches.many import attend_many
 from longspan.caches.one import attend_one
+from longspan.caches.sinks import Sinks, sinks_of
 from longspan.caches.slots import Slots
 from longspan.caches.step import Step, positions_after
 from longspan.errors import ConfigError, ShapeError
@@ -43,6 +44,8 @@ class KeyValueCache:
         """Empties the cache."""
         self.layers: dict[int, Buffers] = {}
         self.encodings: dict[int, Encoding] = {}
+        self.sinks: list[Sinks] | None = None
+        """The sinks of all layers, once a single token has found all of them stored."""
         self.seen = torch.zeros(1, dtype=torch.int64)
         """[R] tokens each row has seen, so each row's next position."""
         self.base = 0
@@ -85,7 +88,7 @@ class KeyValueCache:
         if self.at_most - self.base > REBASE:
             self._count_anew(before)
         capacity = self.slots.capacity
-        return Step(
+        step = Step(
             self.slots,
             positions_after(before, tokens, present),
             before,
@@ -94,6 +97,9 @@ class KeyValueCache:
             padded=present is not None,
             full=self.at_least >= (self.at_most if capacity is None else capacity),
         )
+        if step.single and self.at_least > self.num_sink_tokens > 0:
+            self._move_sinks(step)
+        return step
 
     def attend(
         self,
@@ -131,12 +137,13 @@ class KeyValueCache:
         Raises:
             ShapeError: naming both.
         """
-        held = {kept.raw.shape[0] for kept in self.layers.values()} - {rows}
-        if held:
-            raise ShapeError(
-                f"the cache holds {held.pop()} rows, got {rows}. Begin a new cache for another "
-                "batch."
-            )
+        for kept in self.layers.values():  # all have as many
+            held = kept.raw.shape[0]
+            if held != rows:
+                raise ShapeError(
+                    f"the cache holds {held} rows, got {rows}. Begin a new cache for another batch."
+                )
+            return
 
     def state(self) -> dict[str, Tensor]:
         """Returns a copy of all it remembers, tensors by name; `restore` takes it back."""
@@ -169,7 +176,7 @@ class KeyValueCache:
         self.seen = state["seen"].clone()
         self.base, self.at_least, self.at_most = state["counts"].tolist()
         self.encodings = dict(encodings)
-        self.layers = {}
+        self.layers, self.sinks = {}, None
         for layer in layers:
             turned = state.get(f"{layer}.turned")
             raw, values = state[f"{layer}.raw"].clone(), state[f"{layer}.values"].clone()
@@ -188,6 +195,14 @@ class KeyValueCache:
         if step.count > kept.capacity:
             kept.grow(step.count + max(GROWTH, kept.capacity // 2))
         return kept
+
+    def _move_sinks(self, step: Step) -> None:
+        """Turns the sinks, all stored before the step, to where its single token needs them."""
+        if self.sinks is None:
+            self.sinks = sinks_of(self.layers, self.encodings, self.num_sink_tokens)
+        for sinks in self.sinks:
+            sinks.move(step)
+        step.sinks_moved = True
 
     def _count_anew(self, before: Tensor) -> None:
         """Counts positions of turned keys from a later one, each turned once, from its original."""

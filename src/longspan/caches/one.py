@@ -23,7 +23,8 @@ def attend_one(
 ) -> Tensor:
     """Returns the attention of one token a row over what is kept and itself; stores it first.
 
-    Window keys stay as they were turned; only the few sinks are turned again, to their distance.
+    Window keys stay as they were turned; only the few sinks are turned again, to their distance,
+    unless the step has done so for all layers.
 
     Args:
         step: of the new tokens.
@@ -34,13 +35,14 @@ def attend_one(
         scoring: scale, learned sinks and soft cap.
     """
     if encoding.turns:
+        heads = q.shape[1]
         both = encoding.turn(torch.cat((q, k), dim=1), step.at, known=(step.tables, "at"))
-        q, now = both.split((q.shape[1], k.shape[1]), dim=1)
+        q, now = both[:, :heads], both[:, heads:]
         kept.write(step.where, None, k, now, v)
         _turn_sinks(step, kept, encoding)
     else:
         kept.write(step.where, None, k, k, v)
-    keys, values = kept.keys[:, :, : step.count], kept.values[:, :, : step.count]
+    keys, values = kept.first(step.count)
     if encoding.by_length:
         length = step.within[:, -1] + 1
         q = encoding.turn(q, step.within, length, known=(step.tables, "within"))
@@ -69,7 +71,7 @@ def attend_one(
 
 def _turn_sinks(step: Step, kept: Buffers, encoding: Encoding) -> None:
     sinks = step.slots.num_sink_tokens
-    if sinks and kept.turned is not None:
+    if sinks and kept.turned is not None and not step.sinks_moved:
         raw = kept.raw[:, :, :sinks]
         moved = encoding.turn(raw, step.sinks_at, known=(step.tables, "sinks"))
         kept.turned[:, :, :sinks] = moved

@@ -34,6 +34,8 @@ class Step:
     """True where some token is absent."""
     full: bool = False
     """True where every slot is known to hold a token."""
+    sinks_moved: bool = False
+    """True where the sinks of all layers stand already where a single token needs them."""
     tables: dict[Any, Any] = field(default_factory=dict)
     """Rotation tables that one layer made and the next one need not."""
 

@@ -171,13 +171,13 @@ def command(ctx: click.Context, model: str, **options: Any) -> None:
     """
     mode = mode_of(options)
     refuse_unread(ctx, mode)
-    from longspan.cli import streaming
+    from longspan.cli import scoring, writing
 
     run = {
-        "chat": streaming.chat,
-        "text": streaming.continue_text,
-        "score": streaming.score,
-        "compare": streaming.compare,
+        "chat": writing.chat,
+        "text": writing.continue_text,
+        "score": scoring.score,
+        "compare": scoring.compare,
     }[mode]
     shared = {"model", "num_sink_tokens", "sliding_window", "original", "force", "dtype"}
     read = READ_BY[mode] | shared | {"trust_remote_code"}

@@ -1,28 +1,12 @@
-"""Streams for the terminal: how far one is, a score by tenths, methods side by side."""
+"""Streams for the terminal: a score by tenths, methods side by side."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from torch import Tensor
 
 from longspan.report.wording import counted, number, span, tokens
-from longspan.tools.stream_compare import (
-    Announce,
-    Comparison,
-    MethodScore,
-    Part,
-    Protocol,
-    Score,
-    Seen,
-)
-from longspan.tools.stream_state import resident_bytes
+from longspan.tools.stream_results import Comparison, MethodScore, Part, Protocol, Score
 
 
 def print_score(score: Score) -> None:
@@ -181,68 +165,6 @@ def speed(score: Score) -> str:
         return ""
     resumed = f" since {tokens(score.resumed_at)}, where it was resumed" if score.resumed_at else ""
     return f"{score.tokens_per_second:,.0f} tokens/s{resumed}. "
-
-
-@contextmanager
-def shown_progress() -> Iterator[Announce]:
-    """Yields what shows how far a text is: a bar on a terminal, else a line a tenth of the text."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda what, tokens: Lines(console, what, tokens)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), TextColumn("{task.fields[said]}"), console=console
-    ) as bar:
-
-        def announce(what: str, tokens: int) -> Seen:
-            task, running = bar.add_task(what, total=tokens, said=""), Running()
-
-            def seen(nll: Tensor) -> None:
-                bar.update(task, completed=len(nll), said=running.said(nll))
-
-            return seen
-
-        yield announce
-
-
-class Lines:
-    """Prints a line at every tenth of a text."""
-
-    def __init__(self, console: Console, what: str, tokens: int) -> None:
-        self.console, self.what, self.tokens = console, what, tokens
-        self.running, self.tenths = Running(), -1
-
-    def __call__(self, nll: Tensor) -> None:
-        """Told the likelihoods so far."""
-        said, tenths = self.running.said(nll), 10 * len(nll) // self.tokens
-        if tenths > self.tenths and len(nll):
-            self.tenths = tenths
-            line = f"{self.what}: {len(nll):,} of {self.tokens:,} tokens, {said}"
-            self.console.print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-class Running:
-    """Running perplexity, speed and memory of a text under way."""
-
-    def __init__(self) -> None:
-        self.begun = time.perf_counter()
-        self.first: int | None = None
-        self.done, self.total = 0, 0.0
-
-    def said(self, nll: Tensor) -> str:
-        """Returns them in words, for the likelihoods so far."""
-        self.total += float(nll[self.done :].double().sum())
-        self.done = len(nll)
-        if self.first is None:
-            self.first, self.begun = self.done, time.perf_counter()
-        if not self.done:
-            return ""
-        mean = torch.tensor(self.total / self.done).exp()
-        seconds = time.perf_counter() - self.begun
-        speed = f", {(self.done - self.first) / seconds:,.0f} tokens/s" if seconds else ""
-        size = resident_bytes()
-        return f"perplexity {mean:.2f}{speed}" + ("" if size is None else f", {size / 1e9:.2f} GB")
 
 
 def _table(*columns: str) -> Table:

@@ -11,7 +11,8 @@ from longspan.adapters.config_fields import ROUNDING, ConfigLike, as_mapping
 from longspan.adapters.families import text_part
 from longspan.adapters.kv_cache import kv_cache_bytes
 from longspan.adapters.lengths import Lengths, lengths_of
-from longspan.adapters.rope import OnConflict, rope_from_config, softmax_scale_multiplier
+from longspan.adapters.rope import rope_from_config
+from longspan.adapters.rope_scaling import OnConflict, softmax_scale_multiplier
 from longspan.adapters.rope_writing import rope_to_config, updated_config
 from longspan.adapters.ropes import Ropes
 from longspan.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Streams measured: one long score, and the comparison of the paper, on the same tokens.
+"""Streams compared: other methods, and other numbers of sinks, on the same tokens.
 
 Source: Xiao et al. 2023 (arXiv:2309.17453) figure 3 (methods) and table 2 (numbers of sinks).
 """
@@ -7,27 +7,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from pathlib import Path
+from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from longspan.adapters.head import SplitForward
-from longspan.adapters.lengths import Lengths
 from longspan.errors import ConfigError, did_you_mean
 from longspan.metrics.likelihood import check_finite
-from longspan.metrics.windows import perplexity
 from longspan.rotary.scaling.base import check_length
-from longspan.tools.evaluate import versions
-from longspan.tools.records import record_from_json, record_to_json
-from longspan.tools.rows import bos_token
-from longspan.tools.stream import CHUNK, Stream, check_fits, reach
-from longspan.tools.stream_state import Meter
+from longspan.tools.stream import CHUNK, Stream
+from longspan.tools.stream_reach import check_fits, reach
+from longspan.tools.stream_results import (
+    Comparison,
+    MethodScore,
+    Protocol,
+    mean,
+    part,
+    parts,
+    protocol_of,
+)
+from longspan.tools.stream_score import Announce
 from longspan.tools.stream_text import text_row
 from longspan.tools.summary import default_bucket
 from longspan.tools.texts import Text
@@ -38,180 +41,8 @@ if TYPE_CHECKING:
     from longspan.adapters.streamed import StreamedModel
 
 METHODS = ("streaming", "window", "recompute", "dense")
-FIRST_OCTAVE = 256
 FRESH_TOKENS = 8192  # read at once where contexts are read afresh
 STEPS, FRESH_STEPS = 16, 3  # timed, of a token each
-
-Seen = Callable[[Tensor], None]
-"""Told the likelihoods so far."""
-Announce = Callable[[str, int], Seen]
-"""Told what is read next and how many tokens it scores; returns what is told how far it is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Protocol:
-    """How a stream was measured.
-
-    Attributes:
-        model: name or path as the user gave it.
-        text: (name, sha256) of the text.
-        tokens: read, BOS counted; the first one is not scored.
-        repeated: whether the text may have been read again from its start where it ended.
-        bos: whether BOS starts the text, and every context that is read afresh.
-        trained_length: tokens the checkpoint was trained to read; None for ALiBi.
-        num_sink_tokens, sliding_window: of the stream.
-        chunk_size: tokens read at once.
-        dtype: of weights and activations, such as "float32".
-        versions: of longspan, torch and transformers.
-    """
-
-    model: str
-    text: tuple[str, str]
-    tokens: int
-    repeated: bool
-    bos: bool
-    trained_length: int | None
-    num_sink_tokens: int
-    sliding_window: int
-    chunk_size: int
-    dtype: str
-    versions: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """Mean NLL (nats per token) and perplexity of tokens between positions [start, stop)."""
-
-    start: int
-    stop: int
-    tokens: int
-    nll: float
-    perplexity: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """One text read by a stream.
-
-    Attributes:
-        whole: all scored tokens.
-        tenths: of the text.
-        octaves: its first 256 tokens, and every doubling of them.
-        resumed_at: tokens that an interrupted run had scored before.
-        tokens_per_second: of this run; None where nothing was left to read.
-        memory: (tokens scored, bytes resident in memory) as the text went by; empty where the
-            system does not tell.
-        resident_at_tenth, resident_at_end: bytes, once a tenth is read and at the end.
-    """
-
-    protocol: Protocol
-    whole: Part
-    tenths: tuple[Part, ...]
-    octaves: tuple[Part, ...]
-    resumed_at: int
-    tokens_per_second: float | None
-    memory: tuple[tuple[int, int], ...]
-    resident_at_tenth: int | None
-    resident_at_end: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodScore:
-    """One way to read a text that is longer than the cache.
-
-    Attributes:
-        method: `streaming` keeps sinks and a window; `window` as many last tokens alone; `dense`
-            keeps all; `recompute` reads as many last tokens afresh for every token it scores.
-        num_sink_tokens, sliding_window: tokens kept; those of a context for `recompute`.
-        whole: all tokens it scored.
-        blocks: by position; none for `recompute`.
-        past: those behind which the stream has dropped something.
-        spread: those that `recompute` scored, spread evenly over the others' `past`.
-        dense: those that `dense` scored. Like `past` and `spread`, None where it did not read them.
-        tokens_per_second: of one token after another with a full cache, where measured.
-    """
-
-    method: str
-    num_sink_tokens: int
-    sliding_window: int
-    whole: Part
-    blocks: tuple[Part, ...] = ()
-    past: Part | None = None
-    spread: Part | None = None
-    dense: Part | None = None
-    tokens_per_second: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Methods, and `streaming` with other numbers of sinks, on the same tokens.
-
-    Attributes:
-        recompute_tokens, dense_tokens: how many tokens these two methods may score and read.
-    """
-
-    protocol: Protocol
-    recompute_tokens: int
-    dense_tokens: int
-    methods: tuple[MethodScore, ...]
-    sinks: tuple[MethodScore, ...]
-
-
-FORMS = {Score: "longspan stream score 1", Comparison: "longspan stream comparison 1"}
-Result = TypeVar("Result", Score, Comparison)
-
-
-def score_text(
-    stream: Stream,
-    text: Text,
-    *,
-    tokens: int | None = None,
-    repeat: bool = False,
-    chunk_size: int = CHUNK,
-    original_max_position_embeddings: int | None = None,
-    name: str | None = None,
-    announce: Announce = lambda what, tokens: lambda nll: None,
-    state: Path | None = None,
-    save_every: int = 0,
-) -> tuple[Score, Tensor]:
-    """Returns how a stream reads a text, and the NLL of every token but the first, [N − 1].
-
-    Args:
-        stream: its own text stays as it is.
-        text: from its start.
-        tokens, repeat: see `text_row`.
-        chunk_size: tokens read at once.
-        original_max_position_embeddings: the trained length, where the config leaves it open.
-        name: of the model in the protocol; its config's unless given.
-        announce: told how far it is.
-        state, save_every: see `Stream.score`. Measurements of memory lie in a file beside `state`.
-    """
-    row = text_row(stream.tokenizer, text, tokens, repeat)
-    targets = row.shape[1] - 1
-    meter = Meter(targets, None if state is None else state.with_suffix(".json"))
-    show = announce("streaming", targets)
-
-    def seen(nll: Tensor) -> None:
-        meter(len(nll))
-        show(nll)
-
-    nll = stream.score(row, chunk_size, progress=seen, state=state, save_every=save_every).nll
-    octaves = [FIRST_OCTAVE << power for power in range(targets.bit_length())]
-    lengths = reach(stream.model.config, original_max_position_embeddings)
-    sizes = stream.num_sink_tokens, stream.sliding_window
-    made = protocol_of(stream.model, stream.tokenizer, text, row, name, lengths, sizes)
-    score = Score(
-        protocol=replace(made, repeated=repeat, chunk_size=chunk_size),
-        whole=part(nll, 1, targets + 1),
-        tenths=parts(nll, [1 + targets * tenth // 10 for tenth in range(11)]),
-        octaves=parts(nll, [1, *(edge for edge in octaves if edge <= targets), targets + 1]),
-        resumed_at=meter.resumed_at,
-        tokens_per_second=meter.tokens_per_second,
-        memory=tuple(meter.samples),
-        resident_at_tenth=next((size for at, size in meter.samples if 10 * at >= targets), None),
-        resident_at_end=meter.samples[-1][1] if meter.samples else None,
-    )
-    return score, nll
 
 
 def compare(
@@ -258,9 +89,18 @@ def compare(
     check_fits(lengths, num_sink_tokens, sliding_window)
     row = text_row(tokenizer, text, tokens, repeat)
     check_comparable(methods, sinks, kept, row.shape[1], recompute_tokens, dense_tokens)
-    sizes = num_sink_tokens, sliding_window
-    made = protocol_of(model, tokenizer, text, row, name, lengths, sizes)
-    protocol = replace(made, repeated=repeat, chunk_size=chunk_size)
+    protocol = protocol_of(
+        model,
+        tokenizer,
+        text,
+        row,
+        name=name,
+        lengths=lengths,
+        repeated=repeat,
+        num_sink_tokens=num_sink_tokens,
+        sliding_window=sliding_window,
+        chunk_size=chunk_size,
+    )
     places = torch.linspace(kept + 1, row.shape[1] - 1, recompute_tokens, dtype=torch.float64)
     reading = Reading(
         model=model,
@@ -410,53 +250,6 @@ def check_comparable(
         raise ConfigError(f"a cache of {kept} tokens has 0 to {kept - 1} sinks, got {too_many[0]}.")
 
 
-def protocol_of(
-    model: Any,
-    tokenizer: Any,
-    text: Text,
-    row: Tensor,
-    name: str | None,
-    lengths: Lengths | None,
-    sizes: tuple[int, int],
-) -> Protocol:
-    """Returns the protocol of a text read once by a stream of these sizes, in chunks of CHUNK."""
-    return Protocol(
-        model=name or model.config._name_or_path or type(model).__name__,
-        text=(text.name, text.sha256),
-        tokens=row.shape[1],
-        repeated=False,
-        bos=bos_token(tokenizer) is not None,
-        trained_length=None if lengths is None else lengths.trained,
-        num_sink_tokens=sizes[0],
-        sliding_window=sizes[1],
-        chunk_size=CHUNK,
-        dtype=str(model.dtype).removeprefix("torch."),
-        versions=versions(),
-    )
-
-
-def part(nll: Tensor, start: int, stop: int) -> Part:
-    """Returns the mean over positions [start, stop); entry i of `nll` belongs to i + 1."""
-    return mean(nll[start - 1 : stop - 1], start, stop)
-
-
-def parts(nll: Tensor, edges: Sequence[int]) -> tuple[Part, ...]:
-    """Returns the means between one edge and the next, without empty ones."""
-    return tuple(part(nll, start, stop) for start, stop in pairwise(edges) if stop > start)
-
-
-def mean(nll: Tensor, start: int, stop: int) -> Part:
-    """Returns the mean of likelihoods that lie between two positions."""
-    total, tokens = float(nll.double().sum()), len(nll)
-    return Part(
-        start=start,
-        stop=stop,
-        tokens=tokens,
-        nll=total / tokens,
-        perplexity=perplexity(total, tokens),
-    )
-
-
 def steps_per_second(step: Callable[[int], None], count: int) -> float:
     """Returns one over the median time of a step, after one that is not timed."""
     seconds = []
@@ -465,13 +258,3 @@ def steps_per_second(step: Callable[[int], None], count: int) -> float:
         step(index)
         seconds.append(time.perf_counter() - begun)
     return 1 / median(seconds[1:])
-
-
-def to_json(result: Score | Comparison) -> str:
-    """Returns a score or a comparison as JSON."""
-    return record_to_json(result, FORMS[type(result)])
-
-
-def from_json(kind: type[Result], text: str) -> Result:
-    """Returns the score or comparison that `to_json` wrote."""
-    return record_from_json(kind, text, FORMS[kind])

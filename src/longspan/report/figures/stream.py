@@ -20,7 +20,7 @@ from longspan.report.style import (
     token_axis,
 )
 from longspan.report.wording import counted, number, tokens
-from longspan.tools.stream_compare import Comparison, MethodScore, Part, Protocol, Score
+from longspan.tools.stream_results import Comparison, MethodScore, Part, Protocol, Score
 
 STYLES = {
     "streaming": FIXED["yarn"],
