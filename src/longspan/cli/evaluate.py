@@ -78,13 +78,14 @@ def command(model: str, output: Path | None, force: bool, as_json: bool, **optio
 
     One forward a document and method, on the same tokens; the negative log-likelihood by
     position, passkey retrieval by depth and length, a table, figures and a page. An interrupted
-    run goes on from its finished parts with the same command.
+    run goes on from its finished parts with the same command. Several processes share the work
+    when started as `torchrun --nproc-per-node 2 -m longspan evaluate …`.
     """
     from longspan.cli.evaluating import run
 
     place = output or default_output(model, options["length"])
     evaluation = run(model, place, force=force, command=typed_command(), quiet=as_json, **options)
-    if as_json:
+    if as_json and evaluation is not None:
         from longspan.tools.evaluation import to_json
 
         click.echo(to_json(evaluation))

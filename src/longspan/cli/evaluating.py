@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from longspan.adapters.load import load_model
+from longspan.errors import LongspanError
 from longspan.files import refuse_existing, write_text
 from longspan.report.figures import nll_by_position, passkey_grid, save_figure
 from longspan.report.page import evaluation_page, write_page
@@ -20,6 +22,7 @@ from longspan.report.tables import evaluation_heading, evaluation_table, passkey
 from longspan.tools.evaluate import evaluate
 from longspan.tools.evaluation import Evaluation, to_json
 from longspan.tools.measuring import Progress as Tell
+from longspan.tools.ranks import Ranks
 from longspan.tools.texts import read_texts
 
 RESULT, PAGE, PARTS = "evaluation.json", "index.html", "parts"
@@ -39,34 +42,62 @@ def run(
     original: int | None,
     quiet: bool,
     **settings: Any,
-) -> Evaluation:
+) -> Evaluation | None:
     """Measures, writes JSON, figures and page into `place`, and prints the table.
 
-    Finished parts are kept in `place` until the result is whole; an unfinished run goes on.
+    Finished parts are kept in `place` until the result is whole; an unfinished run goes on. Of
+    several ranks the first alone writes, prints and returns it.
     """
-    refuse_existing(place / RESULT, force=force)
-    if force:
-        shutil.rmtree(place / PARTS, ignore_errors=True)
-    sources = read_texts(texts)
-    loaded, tokenizer = load_model(
-        model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
-    )
-    with shown_progress() as tell:
-        evaluation = evaluate(
-            loaded,
-            tokenizer,
-            sources,
-            passkey=(list(passkey), depths) if passkey else None,
-            original_max_position_embeddings=original,
-            name=model,
-            progress=tell,
-            state_dir=place / PARTS,
-            **settings,
-        )
+    with Ranks.from_environment() as ranks, told_of_the_end(ranks):
+        with ranks.in_turn():
+            refuse_existing(place / RESULT, force=force)
+            if force:
+                shutil.rmtree(place / PARTS, ignore_errors=True)
+            sources = read_texts(texts)
+            loaded, tokenizer = load_model(
+                model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+            )
+        with nullcontext() if ranks.rank else shown_progress() as tell:
+            evaluation = evaluate(
+                loaded,
+                tokenizer,
+                sources,
+                passkey=(list(passkey), depths) if passkey else None,
+                original_max_position_embeddings=original,
+                name=model,
+                progress=tell,
+                state_dir=place / PARTS,
+                ranks=ranks,
+                **settings,
+            )
+    if ranks.rank:
+        return None
     write_result(evaluation, place, command)
     if not quiet:
         print_result(evaluation, place)
     return evaluation
+
+
+@contextmanager
+def told_of_the_end(ranks: Ranks) -> Iterator[None]:
+    """Lets a rank say why it ends when its launcher stops it, as it does once another has ended."""
+    if ranks.size == 1:
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise LongspanError(
+            f"rank {ranks.rank} of {ranks.size} was stopped by its launcher, as all are when one "
+            "ends. Run the same command again: it goes on from what is finished."
+        )
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except BaseException:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends by itself, and says why
+        raise
+    signal.signal(signal.SIGTERM, before)
 
 
 def write_result(evaluation: Evaluation, place: Path, command: str) -> None:

@@ -13,7 +13,8 @@ from longspan.rotary.rotate import Phase
 from longspan.rotary.scaling.base import check_length
 from longspan.tools.cells import Cells, weights_digest
 from longspan.tools.evaluation import Evaluation, Protocol
-from longspan.tools.measuring import Counter, Progress, Run
+from longspan.tools.measuring import Progress, Run, circumstances, digest
+from longspan.tools.ranks import Ranks
 from longspan.tools.rows import bos_token, read_rows
 from longspan.tools.subjects import Applied, canonical_methods, check_reach, trained_length
 from longspan.tools.summary import default_bucket
@@ -45,12 +46,14 @@ def evaluate(
     name: str | None = None,
     progress: Progress | None = None,
     state_dir: str | Path | None = None,
+    ranks: Ranks | None = None,
 ) -> Evaluation:
     """Returns the likelihood of long documents under each method, and its passkey retrieval.
 
     One forward a document and method, on the same target tokens; with `window` and `stride`, one
     a window. Dynamic NTK runs under the table of the document's (or window's) full length.
-    Everything is checked, and every method applied, before the first forward.
+    Everything is checked, and every method applied, before the first forward. Several ranks share
+    the documents and passkeys, and all return the same.
 
     Args:
         model: a live causal model of a known family, in eval mode; it is not changed.
@@ -68,12 +71,15 @@ def evaluate(
         allow_short: measure within the trained length too, where no method is needed.
         original_max_position_embeddings: the trained length, where the config leaves it open.
         name: of the model in the protocol; its config's unless given.
-        progress: called before every part, and at the end.
+        progress: called before every part of this rank, and at the end.
         state_dir: where finished parts are kept; an interrupted run goes on from them.
+        ranks: the processes that all call this; this one alone unless given.
 
     Raises:
-        ConfigError: for settings that would measure nothing, or a state of another protocol.
+        ConfigError: for settings that would measure nothing, a state of another protocol, or ranks
+            that were given different ones.
         InputError: if the texts are too short, or the tokenizer is not the model's.
+        LongspanError: if another rank is lost.
         NumericalError: if logits are not finite.
         OutputError: if the state cannot be written.
         UnsupportedModelError: for a family longspan cannot rotate.
@@ -111,8 +117,12 @@ def evaluate(
         stride=stride,
         versions=versions(),
     )
-    cells = Cells(state_dir, protocol, weights_digest(model))
-    parts = len(subjects) * (len(rows) + len(trials))
+    weights = weights_digest(model)
+    ranks = ranks or Ranks()
+    same = protocol, weights, digest(rows), [circumstances(one) for one in subjects], trials
+    ranks.require_equal("protocol", repr(same))
+    with ranks.in_turn():  # each tries to write into the folder
+        cells = Cells(state_dir, protocol, weights)
     run = Run(
         protocol=protocol,
         rows=rows,
@@ -120,7 +130,8 @@ def evaluate(
         tokenizer=tokenizer,
         reach=reach,
         cells=cells,
-        counter=Counter(progress, parts),
+        ranks=ranks,
+        progress=progress,
     )
     return run.evaluation(subjects, trials)
 

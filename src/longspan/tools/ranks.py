@@ -1,8 +1,9 @@
 """The processes that share a measurement: who does which part, and how all get all results.
 
 One process is the plain case, in which nothing of torch.distributed is touched. Several are started
-by torchrun or accelerate launch and talk through gloo. A rank that ends closes its connections, so
-those that wait for it are told at once; the time limit is for a machine that stands still.
+by torchrun, or whatever else sets RANK, WORLD_SIZE and MASTER_ADDR, and talk through gloo. A rank
+that ends closes its connections, so those that wait for it are told at once; the time limit is for
+a machine that stands still.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls, timeout: timedelta = PATIENCE) -> Ranks:
-        """Joins the ranks that torchrun or accelerate launch started; alone without them.
+        """Joins the ranks that torchrun started; alone without them.
 
         Where torch.distributed runs already, they get a gloo group of their own beside it.
 
@@ -59,11 +60,11 @@ class Ranks:
             timeout: how long one rank waits for another.
 
         Raises:
-            ConfigError: if RANK and WORLD_SIZE do not make sense.
+            ConfigError: if RANK, WORLD_SIZE and MASTER_ADDR do not make sense.
             LongspanError: if the others do not come.
         """
         if dist.is_available() and dist.is_initialized():
-            with _told(dist.get_rank(), dist.get_world_size()):
+            with told_of_loss(dist.get_rank(), dist.get_world_size()):
                 group = dist.new_group(backend="gloo", timeout=timeout)
             return cls(dist.get_rank(), dist.get_world_size(), group)
         rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
@@ -79,7 +80,12 @@ class Ranks:
                 f"WORLD_SIZE is {size}, but this torch is built without torch.distributed. "
                 "Unset it for one process, or install a torch that has it."
             )
-        with _told(rank, size):
+        if "MASTER_ADDR" not in os.environ:
+            raise ConfigError(
+                f"WORLD_SIZE is {size}, but MASTER_ADDR does not say where the others meet. Start "
+                "the ranks with torchrun, or unset WORLD_SIZE for one process."
+            )
+        with told_of_loss(rank, size):
             dist.init_process_group("gloo", timeout=timeout)
         return cls(rank, size, dist.group.WORLD)
 
@@ -121,7 +127,7 @@ class Ranks:
             LongspanError: if another rank ended, or does not answer.
         """
         if self.group is not None:
-            with _told(self.rank, self.size):
+            with told_of_loss(self.rank, self.size):
                 dist.barrier(self.group)
 
     @contextmanager
@@ -158,7 +164,7 @@ class Ranks:
         """Returns the bytes of every rank."""
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        with _told(self.rank, self.size):
+        with told_of_loss(self.rank, self.size):
             dist.all_gather(lengths, torch.tensor([len(data)]), self.group)
             padded = own.new_zeros(max(map(int, lengths)))
             padded[: len(own)] = own
@@ -187,14 +193,23 @@ def _number(name: str, default: int) -> int:
 
 
 @contextmanager
-def _told(rank: int, size: int) -> Iterator[None]:
-    """Turns what torch says of a lost connection into what to do about it."""
+def told_of_loss(rank: int, size: int) -> Iterator[None]:
+    """Turns what torch says of a lost connection into what to do about it; lets the rest through.
+
+    Args:
+        rank, size: of this process.
+
+    Raises:
+        LongspanError: if another rank ended, or does not answer.
+    """
     try:
         yield
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).partition("] ")[2] or str(error)
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or "gloo/transport" in str(error)):
+            raise
+        reason = str(error).rpartition(".cc:")[2].partition("] ")[2] or str(error)
         raise LongspanError(
             f"rank {rank} of {size} lost another rank ({reason.partition('. ')[0]}). It raised its "
             "own error, was killed, or stands still. Run the same command again: it goes on from "
-            "the parts that are finished."
+            "what is finished."
         ) from error
