@@ -493,3 +493,27 @@ def test_buckets_cover_every_target_once(bucket: int) -> None:
     weighed = sum(b.nll * (b.stop - max(b.start, 1)) for b in buckets)
     assert weighed == pytest.approx(nll.sum().item())
     assert buckets[-1].stop == 24
+
+
+def test_a_model_that_does_not_rotate_is_measured_as_it_stands():
+    from transformers import BloomConfig, BloomForCausalLM
+
+    torch.manual_seed(0)
+    config = BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4)
+    model = BloomForCausalLM(config).eval()
+    row = tokens(LENGTH)
+    text = Text("bytes", bytes(row[0].tolist()).decode("latin-1"), "0" * 64)
+    settings: dict[str, Any] = dict(length=LENGTH, documents=1, bucket=8)
+    with pytest.raises(ConfigError, match="declares no trained length"):
+        evaluate(model, ByteTokenizer(), [text], methods=["none"], **settings)
+    settings["original_max_position_embeddings"] = TRAINED
+    with pytest.raises(UnsupportedModelError):
+        evaluate(model, ByteTokenizer(), [text], methods=["none", "yarn"], **settings)
+    found = evaluate(model, ByteTokenizer(), [text], methods=["none"], **settings)
+    ids = torch.tensor([ByteTokenizer().encode(text.content)[:LENGTH]])
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits[0, :-1].double()
+    expected = torch.nn.functional.cross_entropy(logits, ids[0, 1:]).item()
+    assert found.methods[0].nll == pytest.approx(expected, abs=1e-5)
+    assert found.methods[0].rope_parameters == {}
+    assert (found.methods[0].factor, found.methods[0].attention_factor) == (None, 1.0)

@@ -11,6 +11,9 @@ from longspan.models.encodings import INPUTS, encoding
 from longspan.rotary.rope import Rope
 from longspan.rotary.scaling import RopeScaling
 
+MODEL_TYPE = "longspan_decoder"
+"""Of its config.json."""
+
 LayerType = Literal["full_attention", "sliding_attention"]
 
 

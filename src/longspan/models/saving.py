@@ -16,11 +16,10 @@ from torch import Tensor
 from longspan.adapters.rope_writing import rope_to_config
 from longspan.errors import ConfigError, InputError
 from longspan.files import whole_folder
-from longspan.models.config import DecoderConfig
+from longspan.models.config import MODEL_TYPE, DecoderConfig
 from longspan.models.decoder import Decoder
 from longspan.rotary.scaling import scaling_for_method
 
-MODEL_TYPE = "longspan_decoder"
 WEIGHTS = "model.safetensors"
 
 
