@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from longspan._version import __version__
 
 if TYPE_CHECKING:
+    from longspan.adapters.context_parallel import context_parallel, shard_sequence
     from longspan.adapters.load import load_model
     from longspan.adapters.rope import rope_from_config
     from longspan.adapters.rope_writing import rope_to_config
@@ -77,6 +78,7 @@ _HOME = {
     "attend": "longspan.attention",
     "attention_sinks": "longspan.masks",
     "causal": "longspan.masks",
+    "context_parallel": "longspan.adapters.context_parallel",
     "evaluate": "longspan.tools.evaluate",
     "extend": "longspan.tools.extend",
     "finetune": "longspan.tools.finetune",
@@ -87,6 +89,7 @@ _HOME = {
     "rope_from_config": "longspan.adapters.rope",
     "rope_to_config": "longspan.adapters.rope_writing",
     "rotate": "longspan.rotary.rotate",
+    "shard_sequence": "longspan.adapters.context_parallel",
     "sinks": "longspan.tools.sinks",
     "sliding_window": "longspan.masks",
     "stream": "longspan.tools.stream",
@@ -121,6 +124,7 @@ __all__ = [
     "attend",
     "attention_sinks",
     "causal",
+    "context_parallel",
     "evaluate",
     "extend",
     "finetune",
@@ -131,6 +135,7 @@ __all__ = [
     "rope_from_config",
     "rope_to_config",
     "rotate",
+    "shard_sequence",
     "sinks",
     "sliding_window",
     "stream",

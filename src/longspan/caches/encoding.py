@@ -14,7 +14,7 @@ from longspan.errors import ConfigError
 from longspan.rotary.rope import Rope
 from longspan.rotary.rotate import compute_dtype, rotation_table
 from longspan.rotary.scaling.base import SeqLen
-from longspan.rotary.turn import turn, turn_by
+from longspan.rotary.turn import turn, turn_by, turn_whole
 
 FEW = 16  # tokens whose turning costs more in calls than in arithmetic
 
@@ -114,14 +114,3 @@ class Encoding:
         if wide not in tables:
             tables[wide] = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         return turn_whole(x, *tables[wide])
-
-
-def turn_whole(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns `turn` of heads that turn whole, in the half layout, in a quarter of its calls.
-
-    Args:
-        x: [B, H, T, D].
-        cos, sin: [1 or B, 1, T, D], a value a channel: cos twice, and −sin before sin.
-    """
-    exact = x.to(cos.dtype)
-    return torch.addcmul(exact * cos, exact.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)

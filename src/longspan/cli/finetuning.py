@@ -10,13 +10,14 @@ from typing import Any
 from rich.console import Console
 
 from longspan.adapters.load import load_model, read_config
-from longspan.cli.evaluating import shown_progress
+from longspan.cli.evaluating import shown_progress, told_of_the_end
 from longspan.files import refuse_existing
 from longspan.report.finetune import finetuning_heading, finetuning_table
 from longspan.tools.finetune import finetune
 from longspan.tools.finetune_results import FineTuning
 from longspan.tools.finetune_saving import save_finetuned
 from longspan.tools.plan import plan
+from longspan.tools.ranks import Ranks
 from longspan.tools.texts import read_texts
 from longspan.training.processes import on_cpu_only
 
@@ -44,6 +45,7 @@ def run(
     from accelerate import PartialState
 
     processes = PartialState(cpu=on_cpu_only())
+    rank, size = processes.process_index, processes.num_processes
     scaling = {"to": to, "method": method, "factor": factor}
     scaling["original_max_position_embeddings"] = original
     with processes.main_process_first():
@@ -51,7 +53,8 @@ def run(
         plan(read_config(model), **scaling)  # refuses before any weight is read
         sources = read_texts(texts)
         loaded, tokenizer = load_model(model, trust_remote_code=trust_remote_code)
-    with shown_progress() if processes.is_main_process else nullcontext() as tell:
+    ending = told_of_the_end(Ranks(rank, size))
+    with ending, shown_progress() if rank == 0 else nullcontext() as tell:
         tuned = finetune(
             loaded,
             tokenizer,

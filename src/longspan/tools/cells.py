@@ -40,7 +40,7 @@ class Cells:
         if self.folder is not None:
             probe = self.folder / ".writable"
             write_text(probe, "")
-            probe.unlink()
+            probe.unlink(missing_ok=True)
 
     def load(self, name: str, own: Mapping[str, Any]) -> dict[str, Tensor] | None:
         """Returns a cell's tensors, or None if it is not there.

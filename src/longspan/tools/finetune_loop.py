@@ -21,9 +21,10 @@ from longspan.tools.finetune_results import FineTuning, HeldOut, TrainingProtoco
 from longspan.tools.finetune_rows import Batch, Rows, seed_of
 from longspan.tools.finetune_state import KeptTraining
 from longspan.tools.measuring import Progress
+from longspan.tools.ranks import told_of_loss
 from longspan.tools.summary import position_buckets
 from longspan.training.loss import CausalLoss
-from longspan.training.processes import summed
+from longspan.training.processes import spread_again, summed
 from longspan.training.schedule import Schedule, learning_rate
 
 if TYPE_CHECKING:
@@ -91,16 +92,13 @@ class Training:
 
         Raises:
             NumericalError: if a loss or a gradient is not a number; the kept state stays as it was.
+            LongspanError: if another process of the training ended.
         """
         random = torch.get_rng_state()
+        ours = self.accelerator.process_index, self.accelerator.num_processes
         try:
-            self._go_on()
-            while True:
-                self._measure_if_due()
-                if self.done == self.protocol.steps:
-                    self._tell("done")
-                    return self.result
-                self._step()
+            with told_of_loss(*ours):
+                return self._train()
         except KeyboardInterrupt:
             # several processes may have stopped at different steps, and could not save together
             if self.consistent and self.accelerator.num_processes == 1:
@@ -108,6 +106,15 @@ class Training:
             raise
         finally:
             torch.set_rng_state(random)
+
+    def _train(self) -> FineTuning:
+        self._go_on()
+        while True:
+            self._measure_if_due()
+            if self.done == self.protocol.steps:
+                self._tell("done")
+                return self.result
+            self._step()
 
     def _go_on(self) -> None:
         self.consistent = False
@@ -234,6 +241,7 @@ class Training:
                     check_finite(nll, self.protocol.dtype)
                     rows.append(nll)
         finally:
+            spread_again(self.prepared)
             self.prepared.train()
         nll = torch.stack(rows)
         total = nll.double().sum().item()

@@ -148,6 +148,11 @@ def accelerator_for(gradient_accumulation: int) -> Accelerator:
             f"{accelerator.num_processes}: it was set up before, in another way. Make no "
             "Accelerator of your own first."
         )
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and on_cpu_only():
+        raise ConfigError(
+            "FSDP was asked for, but Accelerate has it for GPUs only and would copy the weights to "
+            "every process instead. Leave --use_fsdp out on CPUs."
+        )
     if accelerator.mixed_precision == "fp16":
         raise ConfigError(
             "mixed_precision='fp16' skips steps whose gradients overflow, so the rows of a step "

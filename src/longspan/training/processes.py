@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 
 def on_cpu_only() -> bool:
@@ -35,6 +35,14 @@ def spread_like(whole: Tensor, pattern: Tensor) -> Tensor:
 
     assert isinstance(pattern, DTensor)
     return distribute_tensor(whole, pattern.device_mesh, pattern.placements)
+
+
+def spread_again(module: nn.Module) -> None:
+    """Spreads weights that FSDP has left whole: after a forward no backward has followed."""
+    for part in module.modules():
+        reshard = getattr(part, "reshard", None)
+        if reshard is not None:
+            reshard()
 
 
 def summed(number: float, device: torch.device) -> float:
