@@ -278,6 +278,13 @@ def test_positions_that_start_again_need_documents():
         decoder("rope").logits(tokens(), positions=torch.arange(6).repeat(2))
 
 
+def test_positions_may_not_go_back_into_memory():
+    made = decoder("rope", memory_length=8)
+    memory = made(tokens()).memory
+    with pytest.raises(ConfigError, match="go back at index 8"):
+        made(tokens(), memory=memory, positions=torch.arange(12))
+
+
 @pytest.mark.parametrize("name", ["rope", "alibi", "t5", "shaw", "transformer_xl"])
 def test_positions_may_jump_ahead(name):
     """As PoSE trains: the jump changes distances, and hides nothing."""

@@ -147,6 +147,7 @@ def test_variants_by_name():
         (["sinusoidal+memory"], "cannot remember"),
         (["rope-memory"], "Call it 'rope'"),
         (["transformer_xl+memory"], "Call it 'transformer_xl'"),
+        (["rope-memory+memory"], "unknown position encoding 'rope-memory'"),
     ],
 )
 def test_variants_that_make_no_sense(names, message):
@@ -362,8 +363,14 @@ def test_minutes_become_steps_once(text, tmp_path, monkeypatch):
     assert result.protocol.steps == 2  # 6 s for two models of 1.5 s a step
     monkeypatch.setattr(Budget, "_seconds_a_step", lambda *_: 0.01)
     assert run(text, steps=None, minutes=0.1, seeds=(0, 1), state_dir=tmp_path) == result
-    with pytest.raises(ConfigError, match=r"study of 0\.1 minutes"):
-        run(text, steps=None, minutes=0.2, state_dir=tmp_path)
+    for changed, key in (
+        ({"minutes": 0.2}, "minutes was 0.1, now 0.2"),
+        ({"batch_size": 3}, "batch_size was 2, now 3"),
+        ({"encodings": ["rope", "alibi"]}, "its models was"),
+    ):
+        settings = {"minutes": 0.1, "seeds": (0, 1), **changed}
+        with pytest.raises(ConfigError, match=key):
+            run(text, steps=None, state_dir=tmp_path, **settings)
     (tmp_path / "budget.json").write_text(json.dumps({"steps": 3}))
     with pytest.raises(InputError, match="damaged"):
         run(text, steps=None, minutes=0.1, state_dir=tmp_path)
@@ -384,6 +391,12 @@ def test_minutes_that_allow_no_step_are_refused(text):
         ({"reach": 1}, "reach must be ≥ 2"),
         ({"seeds": ()}, "seeds must be"),
         ({"seeds": (1, 1)}, "seeds must be"),
+        ({"seeds": (10**14,)}, "seeds must be"),
+        ({"length": 1}, "length must be ≥ 2"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"documents": 0}, "documents must be"),
+        ({"steps": None, "minutes": math.inf}, "minutes must be > 0 and finite"),
+        ({"learning_rate": math.inf}, "learning rate must be > 0"),
         ({"methods": ("yran",)}, "Did you mean 'yarn'"),
         ({"learning_rate": 0.0}, "learning rate must be > 0"),
     ],
@@ -398,3 +411,19 @@ def test_losses_are_noted_at_a_few_places():
     found = thinned([float(i) for i in range(100)])
     assert len(found) == 20
     assert found[-1] == (100, sum(range(95, 100)) / 5)
+
+
+def test_what_cannot_be_read_later_is_refused_before_training(text, monkeypatch):
+    monkeypatch.setattr(study_training.Training, "run", None)
+    with pytest.raises(ConfigError, match="longrope"):
+        run(text, encodings=["alibi", "rope"], methods=("longrope",))
+    odd = ModelSizes(**{**vars(SIZES), "hidden_size": 12})  # a head of 3 channels cannot turn
+    with pytest.raises(ConfigError, match="even"):
+        run(text, encodings=["alibi", "rope"], sizes=odd)
+
+
+def test_minutes_are_those_of_the_busiest_process(text, monkeypatch):
+    monkeypatch.setattr(Budget, "_seconds_a_step", lambda *_: 1.0)
+    budget = Budget(minutes=1, batch_size=2, seeds=1)
+    assert budget._timed([None] * 3, None, 2) == 30  # one has two of the three models
+    assert budget._timed([None], None, 2) == 60

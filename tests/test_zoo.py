@@ -31,8 +31,8 @@ def test_each_was_trained_on_english(name):
     ids = tokenizer(ENGLISH, return_tensors="pt").input_ids
     shuffled = ids[:, torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(0))]
     read, noise = token_nll(model, ids).mean().item(), token_nll(model, shuffled).mean().item()
-    assert read < 4.0  # nats a token of 512, where guessing gives 6.2
-    assert noise > read + 1
+    assert read < 4.7  # nats a token of 512, where guessing gives 6.2
+    assert noise > read + 1.5
 
 
 @pytest.mark.parametrize("name", [name for name in zoo_models() if name != "zoo:rope"])
@@ -50,37 +50,34 @@ def test_the_rope_model_is_a_llama():
     assert type(load_model("zoo:rope")[0]).__name__ == "LlamaForCausalLM"
 
 
-def nll_beyond(name, methods=("none",)):
+def far_nll(name, methods=("none",), **changes):
+    """The mean NLL of positions 1024 to 2048 of Python's own documentation, by method."""
     model, tokenizer = load_model(name)
-    result = evaluate(
-        model,
-        tokenizer,
-        read_texts(["python-docs"]),
-        length=8 * TRAINED,
-        documents=2,
-        methods=methods,
-        bucket=TRAINED,
-    )
-    return {one.method: [bucket.nll for bucket in one.buckets] for one in result.methods}
+    settings = dict(length=8 * TRAINED, documents=4, bucket=4 * TRAINED, methods=methods)
+    result = evaluate(model, tokenizer, read_texts(["python-docs"]), **settings, **changes)
+    return {one.method: one.buckets[-1].nll for one in result.methods}
 
 
 def test_alibi_holds_where_rope_and_sinusoids_break():
-    rope, alibi, sinusoidal = (
-        nll_beyond(f"zoo:{name}")["none"] for name in ("rope", "alibi", "sinusoidal")
+    alibi, rope, sinusoidal = (
+        far_nll(f"zoo:{name}")["none"] for name in ("alibi", "rope", "sinusoidal")
     )
-    assert alibi[-1] < alibi[0] + 0.3
-    assert rope[-1] > rope[0] + 0.5
-    assert sinusoidal[-1] > sinusoidal[0] + 0.5
+    assert alibi + 0.3 < rope < sinusoidal
 
 
 def test_yarn_repairs_rope():
-    found = nll_beyond("zoo:rope", ("none", "yarn"))
-    assert found["yarn"][-1] < found["none"][-1] - 0.3
+    found = far_nll("zoo:rope", ("none", "yarn"))
+    assert found["yarn"] < found["none"] - 0.3
+
+
+def test_an_option_of_rotation_is_refused_where_nothing_rotates():
+    with pytest.raises(ConfigError, match="this model has none"):
+        far_nll("zoo:alibi", phase="hf_float32")
 
 
 def test_scaling_is_refused_where_nothing_rotates():
     with pytest.raises(UnsupportedModelError, match="has no rope"):
-        nll_beyond("zoo:alibi", ("none", "yarn"))
+        far_nll("zoo:alibi", ("none", "yarn"))
 
 
 def test_an_unknown_one_is_refused():

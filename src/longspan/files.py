@@ -60,6 +60,8 @@ def whole_folder(path: Path, *, force: bool = False, needs: int = 0) -> Iterator
         try:
             yield temporary
             temporary.chmod(0o755)
+            for file in temporary.rglob("*"):  # some writers leave theirs to the owner alone
+                file.chmod(0o755 if file.is_dir() else 0o644)
             _replace_folder(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -51,8 +51,7 @@ def run(
     with Ranks.from_environment() as ranks, told_of_the_end(ranks):
         with ranks.in_turn():
             refuse_existing(place / RESULT, force=force)
-            if force:
-                shutil.rmtree(place / PARTS, ignore_errors=True)
+            forget_finished(place / RESULT, place / PARTS)
             sources = read_texts(texts)
             loaded, tokenizer = load_model(
                 model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
@@ -76,6 +75,16 @@ def run(
     if not quiet:
         print_result(evaluation, place)
     return evaluation
+
+
+def forget_finished(result: Path, parts: Path) -> None:
+    """Removes a finished result and its parts, which --force replaces; unfinished parts stay.
+
+    So the same command, --force and all, goes on where it was interrupted.
+    """
+    if result.exists():
+        shutil.rmtree(parts, ignore_errors=True)
+        result.unlink()
 
 
 @contextmanager

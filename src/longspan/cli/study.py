@@ -138,7 +138,7 @@ def size(flag: str, name: str, about: str) -> Any:
     help="Folder for the page, figures, JSON and finished parts "
     "[default: longspan-results/study-LENGTH].",
 )
-@click.option("--force", is_flag=True, help="Replace what is there, finished parts too.")
+@click.option("--force", is_flag=True, help="Replace a finished study, its parts too.")
 @json_option
 @click.pass_context
 def command(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from longspan.cli.evaluating import told_of_the_end
+from longspan.cli.evaluating import forget_finished, told_of_the_end
 from longspan.files import refuse_existing
 from longspan.report.study import PAGE, RESULT, write_study
 from longspan.report.study_tables import print_study
@@ -25,6 +25,7 @@ from longspan.tools.study_results import StudyResult
 from longspan.tools.texts import read_texts
 
 STATE = "state"
+LONGEST_TRAINING = timedelta(days=7)  # a rank waits for whole trainings of another
 LINES = 20  # of progress where there is no terminal, beside one a model
 
 
@@ -44,11 +45,11 @@ def run(
     """
     names = {field.name for field in fields(ModelSizes)}
     sizes = ModelSizes(**{name: settings.pop(name) for name in names})
-    with Ranks.from_environment() as ranks, told_of_the_end(ranks), told_when_interrupted(place):
+    joining = Ranks.from_environment(timeout=LONGEST_TRAINING)
+    with joining as ranks, told_of_the_end(ranks), told_when_interrupted(place):
         with ranks.in_turn():
             refuse_existing(place / RESULT, force=force)
-            if force:
-                shutil.rmtree(place / STATE, ignore_errors=True)
+            forget_finished(place / RESULT, place / STATE)
             sources = read_texts(texts)
         with nullcontext() if ranks.rank else shown_progress() as tell:
             result = study(

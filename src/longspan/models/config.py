@@ -169,6 +169,7 @@ class DecoderConfig:
                 "the embeddings: remembered states would keep positions of another segment. Use a "
                 "relative encoding, such as 'transformer_xl' or 'rope', or memory_length=0."
             )
+        _ = self.rope  # refuses a head_dim that cannot turn
         if self.scaling is not None and "rope" not in self.encodings:
             raise ConfigError(
                 f"scaling is given, but no layer rotates: position_encoding is "

@@ -16,7 +16,7 @@ from longspan.models.config import DecoderConfig
 from longspan.models.encodings import encoding
 from longspan.models.layers import Layer
 from longspan.models.memory import Memory, remember
-from longspan.models.places import check_order, place_tokens
+from longspan.models.places import check_order, joined, place_tokens
 from longspan.rotary.rotate import compute_dtype
 from longspan.rotary.scaling import RopeScaling
 
@@ -98,7 +98,7 @@ class Decoder(nn.Module):
             start = 0 if memory is None else memory.next_position
             positions = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
         else:
-            check_order(positions, documents)
+            check_order(*joined(memory, positions, documents))
         x = self.embed_tokens(input_ids)
         place = place_tokens(
             self.config, input_ids.shape, positions, documents, memory, seq_len, compute_dtype(x)

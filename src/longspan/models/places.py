@@ -49,10 +49,7 @@ def place_tokens(
     `dtype` is that of the cosines and sines.
     """
     batch, queries = shape
-    k_pos, k_doc = positions, documents
-    if memory is not None:
-        k_pos = joined_positions(memory.positions, positions)
-        k_doc = joined_documents(memory.documents, documents)
+    k_pos, k_doc = joined(memory, positions, documents)
     sizes = (batch, queries, k_pos.shape[-1])
     seen = {
         kind: Visibility.of(
@@ -70,6 +67,18 @@ def place_tokens(
     if rope is not None and seq_len is None:
         seq_len = int(positions.max()) + 1
     return Place(seen, None if rope is None else rope.table(k_pos, seq_len, dtype=dtype))
+
+
+def joined(
+    memory: Memory | None, positions: Tensor, documents: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the positions and documents of remembered tokens and of those read behind them."""
+    if memory is None:
+        return positions, documents
+    return (
+        joined_positions(memory.positions, positions),
+        joined_documents(memory.documents, documents),
+    )
 
 
 def masks(config: DecoderConfig) -> dict[str, Mask]:

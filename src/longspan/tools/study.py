@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,12 @@ from longspan.rotary.scaling import scaling_for_method
 from longspan.rotary.scaling.base import check_length
 from longspan.tools.cells import Cells, weights_digest
 from longspan.tools.evaluate import versions
-from longspan.tools.measuring import Progress
+from longspan.tools.measuring import Likelihoods, Progress
 from longspan.tools.ranks import Ranks
 from longspan.tools.study_budget import Budget
 from longspan.tools.study_corpus import Corpus, cut, train_tokenizer
 from longspan.tools.study_plan import ModelSizes, Variant, variants
-from longspan.tools.study_reading import Likelihoods, doubling_buckets, read
+from longspan.tools.study_reading import doubling_buckets, read
 from longspan.tools.study_results import (
     Reading,
     StudyCurve,
@@ -31,6 +32,7 @@ from longspan.tools.study_results import (
 )
 from longspan.tools.study_training import Training
 from longspan.tools.texts import Text
+from longspan.training.schedule import check_schedule
 
 WARMUP_SHARE = 0.05
 WEIGHT_DECAY = 0.1
@@ -91,8 +93,11 @@ def study(
         OutputError: if the state cannot be written.
     """
     chosen = variants(encodings)
-    scalings = _scalings(methods, chosen)
     _check(length, reach, seeds, steps, minutes)
+    scalings = _scalings(methods, chosen, reach, length)
+    for name, count in (("batch_size", batch_size), ("documents", documents)):
+        if count is not None:
+            check_length(name, count)
     folder, ranks = None if state_dir is None else Path(state_dir), ranks or Ranks()
     if folder is None and ranks.size > 1:
         raise ConfigError(f"{ranks.size} processes share a study through state_dir. Give one.")
@@ -109,6 +114,8 @@ def study(
     if steps is None:
         budget = Budget(minutes=minutes or 0, batch_size=batch_size, seeds=len(seeds))
         steps = budget.steps(configs, corpus, folder, ranks)
+    warmup_steps = max(1, round(steps * WARMUP_SHARE))
+    check_schedule(peak=learning_rate, warmup_steps=warmup_steps, steps=steps, schedule="cosine")
     protocol = StudyProtocol(
         texts=tuple((text.name, text.sha256) for text in texts),
         vocabulary=vocabulary,
@@ -119,7 +126,7 @@ def study(
         steps=steps,
         batch_size=batch_size,
         learning_rate=learning_rate,
-        warmup_steps=max(1, round(steps * WARMUP_SHARE)),
+        warmup_steps=warmup_steps,
         weight_decay=WEIGHT_DECAY,
         train_tokens=len(corpus.train),
         seeds=tuple(seeds),
@@ -264,11 +271,15 @@ class Study:
         return told
 
 
-def _scalings(methods: Sequence[str], chosen: Sequence[Variant]) -> list[str]:
-    """Returns the canonical names of the methods to read RoPE models under."""
+def _scalings(
+    methods: Sequence[str], chosen: Sequence[Variant], reach: int, length: int
+) -> list[str]:
+    """Returns the canonical names of the methods to read RoPE models under, each one that can."""
     if not any(one.encoding == "rope" and not one.remembers for one in chosen):
         return []
     names = [scaling_for_method(method).method for method in methods]
+    for name in names:
+        scaling_for_method(name).for_factor(reach, length)
     return [name for name in dict.fromkeys(names) if name != "none"]
 
 
@@ -280,15 +291,19 @@ def _check(
     minutes: float | None,
 ) -> None:
     check_length("length", length)
+    if length < 2:
+        raise ConfigError(f"length must be ≥ 2, a token and one before it, got {length}.")
     if reach < 2:
         raise ConfigError(
             f"reach must be ≥ 2 times the length, got {reach}, or nothing is read beyond it."
         )
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise ConfigError(f"seeds must be one or more, each once, got {list(seeds)}.")
+    if not seeds or len(set(seeds)) != len(seeds) or not all(0 <= s < 2**32 for s in seeds):
+        raise ConfigError(
+            f"seeds must be one or more, each once, from 0 to 2³² − 1, got {list(seeds)}."
+        )
     if (steps is None) == (minutes is None):
         raise ConfigError(f"give either steps or minutes, got steps={steps} and minutes={minutes}.")
     if steps is not None:
         check_length("steps", steps)
-    if minutes is not None and not minutes > 0:
-        raise ConfigError(f"minutes must be > 0, got {minutes}.")
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise ConfigError(f"minutes must be > 0 and finite, got {minutes}.")

@@ -7,7 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch.nn import functional as F
 
 from longspan.errors import ConfigError, InputError
@@ -42,28 +44,44 @@ class Budget:
             ConfigError: if not one step fits.
             InputError: if what is kept is damaged.
         """
-        path = None if folder is None else folder / "budget.json"
-        if ranks.rank == 0 and (path is None or not path.exists()):
+        if folder is None:
+            return self._timed(configs, corpus, ranks.size)
+        path, asked = folder / "budget.json", self._asked(configs, corpus, ranks.size)
+        if ranks.rank == 0 and not path.exists():
             steps = self._timed(configs, corpus, ranks.size)
-            if path is None:
-                return steps
-            write_text(path, json.dumps({"minutes": self.minutes, "steps": steps}))
+            write_text(path, json.dumps({"steps": steps, "asked": asked}, indent=2) + "\n")
         ranks.barrier()
         try:
-            kept = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
-            steps, minutes = int(kept["steps"]), float(kept["minutes"])
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            steps, before = int(kept["steps"]), dict(kept["asked"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged ({error!r}). Delete it to begin anew.") from None
-        if minutes != self.minutes:
-            raise ConfigError(
-                f"{path} is of a study of {minutes:g} minutes ({steps} steps), not "
-                f"{self.minutes:g}. Give those again, or name another folder."
-            )
+        for key, value in asked.items():
+            if before.get(key) != value:
+                raise ConfigError(
+                    f"{path} is of another study, of {steps} steps: its {key} was "
+                    f"{before.get(key)}, now {value}. Give those again, or name another folder."
+                )
         return steps
 
+    def _asked(
+        self, configs: Sequence[DecoderConfig], corpus: Corpus, processes: int
+    ) -> dict[str, Any]:
+        """Returns what the steps depend on, as JSON has it."""
+        return {
+            "minutes": self.minutes,
+            "batch_size": self.batch_size,
+            "seeds": self.seeds,
+            "train_tokens": len(corpus.train),
+            "processes": processes,
+            "models": [repr(config) for config in configs],
+        }
+
     def _timed(self, configs: Sequence[DecoderConfig], corpus: Corpus, processes: int) -> int:
-        seconds = sum(self._seconds_a_step(config, corpus) for config in configs) * self.seeds
-        steps = int(self.minutes * 60 * processes / seconds)
+        each = [self._seconds_a_step(config, corpus) for config in configs]
+        trainings = [seconds for seconds in each for _ in range(self.seeds)]  # as a study has them
+        seconds = max(sum(Ranks(rank, processes).share(trainings)) for rank in range(processes))
+        steps = int(self.minutes * 60 / seconds)
         if steps < 1:
             raise ConfigError(
                 f"{self.minutes:g} minutes are too few: one step of all {len(configs)} × "
@@ -73,6 +91,7 @@ class Budget:
 
     def _seconds_a_step(self, config: DecoderConfig, corpus: Corpus) -> float:
         decoder, memory, begun = Decoder(config), None, 0.0
+        optimizer = torch.optim.AdamW(decoder.parameters())
         for step in range(WARM + TIMED):
             if step == WARM:
                 begun = time.perf_counter()
@@ -85,5 +104,8 @@ class Budget:
             read = decoder(rows.inputs, memory=memory)
             logits = decoder.head(read.hidden)
             F.cross_entropy(logits.flatten(0, 1), rows.targets.flatten()).backward()
+            torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
             memory = read.memory
         return (time.perf_counter() - begun) / TIMED

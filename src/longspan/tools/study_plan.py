@@ -60,7 +60,7 @@ def variant(name: str) -> Variant:
     >>> variant("transformer_xl").remembers, variant("rope").remembers, variant("rope+memory")
     (True, False, Variant(name='rope+memory', encoding='rope', remembers=True))
     """
-    plain = name.removesuffix(WITH).removesuffix(WITHOUT)
+    plain = name.removesuffix(WITH if name.endswith(WITH) else WITHOUT)
     one = encoding(plain)
     remembers = name.endswith(WITH) or (plain == REMEMBERS and not name.endswith(WITHOUT))
     if remembers and not one.recurrent:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +17,6 @@ from longspan.tools.study_results import Reading
 
 STRIDE = 4  # windows overlap by all but a quarter
 HEAD_TOKENS = 2048  # logits held at a time
-
-
-class Likelihoods(NamedTuple):
-    """One model's NLL of every target, and the seconds it took."""
-
-    nll: Tensor
-    """[documents, N − 1] float32."""
-    seconds: float
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ class StudyProtocol:
         texts: (name, sha256) of each source text.
         vocabulary: tokens the tokenizer knows; 256 is bytes.
         length: tokens of a training row, the trained length.
-        reach: tokens of a held-out document, 8 to 16 times the length.
+        reach: tokens of a held-out document, a multiple of the length.
         documents: held-out documents, from the end of the texts.
         memory_length: tokens remembered where an encoding remembers.
         steps, batch_size: of training; steps · batch_size · length tokens a model.

@@ -102,6 +102,11 @@ class Applied:
             UnsupportedModelError: for a family longspan cannot rotate.
         """
         if method == "none" and without_rope(model):
+            if self.phase != "float64":
+                raise ConfigError(
+                    f"phase={self.phase!r} is a way to compute rotation, and this model has none. "
+                    "Leave phase (--phase) out."
+                )
             return Subject(method, SplitForward(model), None, self.phase)
         table_form(model)
         to = self.reach if self.factor is None else int(self.trained_length * self.factor)
