@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import longspan
 from fresh import printed
-from longspan.adapters.adapter_rope import ROPE, SETTINGS, WEIGHTS
+from longspan.adapters.adapter_rope import ROPE, SETTINGS, WEIGHTS, AdapterRope, adapter_of
 from longspan.adapters.load import load_model, read_config
 from longspan.adapters.lora import norms, projections
 from longspan.adapters.rope import rope_from_config
@@ -30,6 +30,7 @@ from longspan.tools.evaluate import evaluate
 from longspan.tools.extend import extend
 from longspan.tools.finetune import finetune
 from longspan.tools.finetune_loop import Training
+from longspan.tools.finetune_model import Trainable
 from longspan.tools.finetune_results import finetuning_from_json, finetuning_to_json
 from longspan.tools.finetune_rows import Rows, hold_out, training_rows
 from longspan.tools.finetune_saving import save_finetuned
@@ -203,7 +204,7 @@ def test_under_skipped_positions_every_earlier_token_is_seen():
 
 
 def test_packing_keeps_short_texts_apart():
-    short = [text(50 + n, n) for n in range(12)]
+    short = [text(50 + 6 * n, n) for n in range(12)]
     found = tuned(texts=short, packing=True, steps=1)
     rows = training_rows(
         [ByteTokenizer().encode(one.content) for one in short], TO, None, packing=True
@@ -220,6 +221,23 @@ def test_packing_keeps_short_texts_apart():
     assert losses(found)[0] == pytest.approx(total / count, abs=1e-4)
     with pytest.raises(InputError, match="128 tokens"):
         tuned(texts=short)
+
+
+@pytest.mark.parametrize("longest", [TRAINED, TRAINED + 1])
+def test_packed_texts_that_stay_within_the_trained_length_are_refused(longest: int):
+    packed = [text(longest, n) for n in range(4)]  # the first begins a row, and is in it whole
+    if longest > TRAINED:
+        assert len(losses(tuned(texts=packed, packing=True, steps=1))) == 1
+        return
+    with pytest.raises(ConfigError, match="at most 64 tokens never reach the positions from 64 on"):
+        tuned(texts=packed, packing=True)
+
+
+def test_an_infinite_norm_never_clips_and_is_kept(tmp_path: Path):
+    found = tuned(max_grad_norm=float("inf"), steps=2, save_every=1, state_dir=tmp_path)
+    assert found.result.protocol.max_grad_norm is None
+    unclipped = tuned(max_grad_norm=None, steps=2)
+    assert weights_hash(found.model) == weights_hash(unclipped.model)
 
 
 def test_every_row_comes_once_before_one_comes_again():
@@ -356,6 +374,11 @@ def test_a_state_of_another_training_is_refused(tmp_path: Path):
         tuned(steps=1, state_dir=tmp_path / "file")
 
 
+def test_a_probe_that_another_process_took_away_is_no_matter(tmp_path: Path, monkeypatch: Any):
+    monkeypatch.setattr("longspan.tools.finetune_state.write_text", lambda *_: None)
+    assert len(losses(tuned(steps=1, state_dir=tmp_path))) == 1
+
+
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
 def test_a_number_that_is_none_stops_the_training_and_names_the_step(
     tmp_path: Path, monkeypatch: Any, broken: str
@@ -396,7 +419,12 @@ def test_a_number_that_is_none_stops_the_training_and_names_the_step(
         ({"learning_rate": -1.0}, "learning rate must be > 0"),
         ({"schedule": "linear"}, "schedule must be one of"),
         ({"weight_decay": -0.1}, "weight_decay"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm"),
+        ({"max_grad_norm": 0.0}, r"max_grad_norm must be > 0, got 0\.0\. inf never clips"),
+        ({"max_grad_norm": float("-inf")}, "inf never clips"),
+        ({"max_grad_norm": float("nan")}, "inf never clips"),
+        ({"evaluation_length": 100}, r"evaluation_length=100 is .* Give evaluate_at"),
+        ({"evaluation_documents": 2}, r"evaluation_documents=2 is .* Give evaluate_at"),
+        ({"bucket": 16}, r"bucket=16 is .* Give evaluate_at"),
         ({"lora_rank": 0}, "lora_rank must be a whole number ≥ 1"),
         ({"evaluate_at": (4,)}, "from 0 to 3"),
         ({"evaluate_at": (-1,)}, "from 0 to 3"),
@@ -548,6 +576,48 @@ def test_an_adapter_without_its_rope_or_its_base_is_refused(tmp_path: Path, save
     (folder / ROPE).unlink()
     with pytest.raises(InputError, match="holds an adapter without longspan_adapter"):
         load_model(folder)
+
+
+@pytest.fixture
+def adapted() -> Any:
+    return Trainable.of(extend(tiny_model(), to=TO), 2, 0).adapted
+
+
+def named_base(adapted: Any, base: str) -> str:
+    rope = AdapterRope(
+        method="yarn", factor=2.0, to=TO, config={}, base_method="none", base_factor=1.0
+    )
+    return adapter_of(adapted, rope, base).settings["base_model_name_or_path"]
+
+
+def test_an_adapter_names_its_base_so_that_it_is_found(
+    tmp_path: Path, monkeypatch: Any, adapted: Any
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("smollm2", "zoo:rope", "folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "x.gguf").touch()
+    for own in ("smollm2", "zoo:rope", "org/hub-id"):
+        assert named_base(adapted, own) == own
+    for place in ("folder", "x.gguf"):
+        assert named_base(adapted, place) == str(tmp_path / place)
+    assert named_base(adapted, "./smollm2") == str(tmp_path / "smollm2")
+
+
+@pytest.mark.parametrize(
+    ("own", "how", "wanted"),
+    [
+        ("org/own", {"name": "label"}, "org/own"),
+        ("org/own", {"name": "label", "base": "org/base"}, "org/base"),
+        ("", {"name": "label"}, "label"),
+    ],
+)
+def test_the_name_in_the_protocol_is_no_base(own: str, how: dict[str, str], wanted: str):
+    model = tiny_model()
+    model.config._name_or_path = own
+    found = tuned(model, lora_rank=2, steps=1, **how)
+    assert found.result.protocol.model == "label"
+    assert found.adapter.settings["base_model_name_or_path"] == wanted
 
 
 # results and folders

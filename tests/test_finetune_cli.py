@@ -169,3 +169,44 @@ def test_an_error_is_one_line_and_leaves_nothing(capsys: Any, base: Path):
     assert code == 1
     assert "1 × 128 tokens are needed" in err
     assert sorted(path.name for path in base.iterdir()) == ["base", "text.txt"]
+
+
+@pytest.mark.parametrize("place", [".", "..", "/"])
+def test_a_folder_without_a_name_of_its_own_is_refused_before_anything_is_loaded(
+    capsys: Any, base: Path, monkeypatch: Any, place: str
+):
+    monkeypatch.chdir(base)
+    monkeypatch.setattr("longspan.cli.finetuning.load_model", None)
+    code, _, err = run(capsys, *told(base, "--force", "-o", place))
+    assert (code, "Traceback" in err) == (1, False)
+    assert f"{place} cannot be replaced as a whole. Name a folder of its own." in err
+
+
+def test_infinity_never_clips(capsys: Any, base: Path):
+    code, out, err = run(capsys, *told(base, "--max-grad-norm", "inf", "--json"))
+    assert code == 0, err
+    assert finetuning_from_json(out).protocol.max_grad_norm is None
+
+
+def test_a_process_that_waits_for_one_that_ended_says_so_in_one_line(
+    capsys: Any, base: Path, monkeypatch: Any
+):
+    class Waiting:
+        process_index, num_processes = 1, 2
+
+        def __init__(self, **_: Any) -> None: ...
+
+        def main_process_first(self) -> Any:
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+
+    monkeypatch.setattr("accelerate.PartialState", Waiting)
+    code, _, err = run(capsys, *told(base))
+    assert (code, "Traceback" in err) == (1, False)
+    assert "rank 1 of 2 lost another rank (Connection closed by peer)" in " ".join(err.split())
+
+
+def test_the_base_of_an_adapter_is_the_model_that_was_named(capsys: Any, base: Path):
+    code, _, err = run(capsys, *told(base, "--lora", "2", "--adapter"))
+    assert code == 0, err
+    settings = json.loads((base / "out" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(base / "base")

@@ -113,6 +113,15 @@ def test_two_processes_end_with_the_weights_of_one(resumed: Any, whole: FineTune
         assert (weight - start[name]).abs().max() > 100 * FLOAT32, f"{name} was not trained"
 
 
+def test_processes_that_find_different_states_are_refused(
+    killed: tuple[Path, str], tmp_path: Path
+) -> None:
+    shutil.copytree(killed[0] / "state", tmp_path / "0/state")
+    found = torchrun(__file__, "apart", str(tmp_path))
+    assert found.returncode != 0
+    assert f"of {[SAVE_EVERY, 0]} steps, by rank. The state folder must be one" in found.stderr
+
+
 # What runs in the processes.
 
 
@@ -155,6 +164,10 @@ def take_fsdp2() -> None:
     tool.accelerator_for, Training.run = spreading, spread
 
 
+def plain() -> None:
+    """Lets all run as it is."""
+
+
 def write(tuned: FineTuned, place: Path, rank: str) -> None:
     (place / f"{rank}.json").write_text(finetuning_to_json(tuned.result))
     weights = {name: one.detach().clone() for name, one in tuned.model.named_parameters()}
@@ -168,6 +181,8 @@ def read(place: Path, rank: int) -> tuple[FineTuning, dict[str, Tensor]]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"killed": end_the_second, "fsdp2": take_fsdp2, "ddp": lambda: None}[sys.argv[1]]()
+    {"killed": end_the_second, "fsdp2": take_fsdp2, "ddp": plain, "apart": plain}[sys.argv[1]]()
     folder = Path(sys.argv[2])
+    if sys.argv[1] == "apart":
+        folder /= os.environ["RANK"]
     write(trained(batch_size=1, state_dir=folder / "state"), folder, os.environ["RANK"])

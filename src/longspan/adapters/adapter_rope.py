@@ -6,20 +6,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from longspan.adapters.embedded import embedded_models
+from longspan.adapters.zoo import is_zoo
 from longspan.errors import InputError, OutputError
 from longspan.files import write_text
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-Found = TypeVar("Found")
 
 FORM = "longspan adapter 1"
 ROPE, SETTINGS, WEIGHTS = (
@@ -87,19 +86,25 @@ def adapter_of(adapted: PeftModel, rope: AdapterRope, base: str) -> Adapter:
     Args:
         adapted: what `add_lora` returned.
         rope: what it was trained under.
-        base: name or path of the base model; a folder's is written whole, so that it is found.
+        base: name or path of the base model; a path is written whole, so that it is found.
     """
     from peft import get_peft_model_state_dict
 
-    path = Path(base).expanduser()
     config: Any = adapted.peft_config["default"]
     settings = config.to_dict()
-    settings["base_model_name_or_path"] = str(path.resolve()) if path.is_dir() else base
+    settings["base_model_name_or_path"] = _found_again(base)
     settings["inference_mode"] = True
     plain = json.loads(json.dumps(settings, default=_plain))
     tensors = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     kept = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
     return Adapter(plain, kept, rope)
+
+
+def _found_again(base: str) -> str:
+    """Returns a path whole; a model's own name stays, even beside a folder so called."""
+    path = Path(base).expanduser()
+    own = base in embedded_models() or is_zoo(base)
+    return str(path.resolve()) if not own and path.exists() else base
 
 
 def _plain(value: Any) -> Any:

@@ -45,7 +45,11 @@ class Counts(click.ParamType):
     help="A UTF-8 file, or python-docs, moby-dick. Repeat for more.",
 )
 @click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True)
-@click.option("--length", type=Tokens(), help="Tokens a row; --to unless given.")
+@click.option(
+    "--length",
+    type=Tokens(),
+    help="Tokens a row; --to unless given; with --pose the trained length, at most 4,096.",
+)
 @click.option("--pose", is_flag=True, help="Skip positions, so that shorter rows train far ones.")
 @click.option("--packing", is_flag=True, help="Rows of several texts each, kept apart.")
 @click.option("--lora", "lora_rank", type=int, help="Train adapters of this rank, not all weights.")
@@ -68,7 +72,11 @@ class Counts(click.ParamType):
 )
 @click.option("--weight-decay", type=float, default=0.0, show_default=True)
 @click.option(
-    "--max-grad-norm", type=float, default=1.0, show_default=True, help="The gradient is clipped."
+    "--max-grad-norm",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="The gradient's norm is clipped to it; inf never clips.",
 )
 @click.option("--gradient-checkpointing", is_flag=True, help="Less memory, about a third slower.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of rows, skips and dropout.")

@@ -11,13 +11,14 @@ from rich.console import Console
 
 from longspan.adapters.load import load_model, read_config
 from longspan.cli.evaluating import shown_progress, told_of_the_end
+from longspan.errors import OutputError
 from longspan.files import refuse_existing
 from longspan.report.finetune import finetuning_heading, finetuning_table
 from longspan.tools.finetune import finetune
 from longspan.tools.finetune_results import FineTuning
 from longspan.tools.finetune_saving import save_finetuned
 from longspan.tools.plan import plan
-from longspan.tools.ranks import Ranks
+from longspan.tools.ranks import Ranks, told_of_loss
 from longspan.tools.texts import read_texts
 from longspan.training.processes import on_cpu_only
 
@@ -48,7 +49,8 @@ def run(
     rank, size = processes.process_index, processes.num_processes
     scaling = {"to": to, "method": method, "factor": factor}
     scaling["original_max_position_embeddings"] = original
-    with processes.main_process_first():
+    with told_of_loss(rank, size), processes.main_process_first():
+        state = state_beside(place)
         refuse_existing(place, force=force)
         plan(read_config(model), **scaling)  # refuses before any weight is read
         sources = read_texts(texts)
@@ -60,22 +62,29 @@ def run(
             tokenizer,
             sources,
             name=model,
+            base=model,
             progress=tell,
-            state_dir=state_beside(place),
+            state_dir=state,
             **scaling,
             **settings,
         )
     if not processes.is_main_process:
         return None
     save_finetuned(tuned, tokenizer, place, adapter=adapter, force=force)
-    shutil.rmtree(state_beside(place), ignore_errors=True)
+    shutil.rmtree(state, ignore_errors=True)
     if not quiet:
         print_result(tuned.result, place)
     return tuned.result
 
 
 def state_beside(place: Path) -> Path:
-    """Returns the folder that holds an unfinished run."""
+    """Returns the folder that holds an unfinished run.
+
+    Raises:
+        OutputError: if `place` has no name for it to have too, such as the folder one is in.
+    """
+    if place.name in ("", ".."):
+        raise OutputError(f"{place} cannot be replaced as a whole. Name a folder of its own.")
     return place.with_name(f"{place.name}.training")
 
 

@@ -52,6 +52,7 @@ def finetune(
     evaluation_documents: int = 1,
     bucket: int | None = None,
     name: str | None = None,
+    base: str | None = None,
     state_dir: str | Path | None = None,
     save_every: int = 50,
     progress: Progress | None = None,
@@ -82,7 +83,7 @@ def finetune(
         warmup_steps: of the linear warm-up; 20, or a tenth of `steps` where that is less.
         schedule: `constant` after the warm-up, or `cosine` down to 0.
         weight_decay: of AdamW.
-        max_grad_norm: the gradient's norm is clipped to it; None never clips.
+        max_grad_norm: the gradient's norm is clipped to it; None or inf never clips.
         gradient_checkpointing: run layers again in the backward pass, to save memory.
         seed: of the rows' order, skips, dropout and the adapters' first weights.
         evaluate_at: numbers of steps done, from 0 to `steps`, when held-out documents are measured.
@@ -90,6 +91,7 @@ def finetune(
         evaluation_documents: how many.
         bucket: tokens a position bucket; a power of two that gives 12 to 24 unless given.
         name: of the model in the protocol; its config's unless given.
+        base: what an adapter's base model is loaded by; its config's name, or `name`, unless given.
         state_dir: where the state is kept; an interrupted run goes on from it, bit for bit on CPU.
         save_every: steps from one kept state to the next.
         progress: called before every part, and at the end.
@@ -134,7 +136,7 @@ def finetune(
         save_every=save_every,
     ).resolved(planned, model)
     extended = apply_plan(model, planned)
-    read = read_apart(tokenizer, texts, settings, SplitForward(extended))
+    read = read_apart(tokenizer, texts, settings, SplitForward(extended), planned.trained_length)
     accelerator = accelerator_for(settings.gradient_accumulation)
     subject = Trainable.of(extended, lora_rank, seed)
     if gradient_checkpointing:
@@ -164,5 +166,5 @@ def finetune(
         save_every=save_every,
         progress=progress if accelerator.is_main_process else None,
     ).run()
-    trained, adapter = subject.finished(planned, named)
+    trained, adapter = subject.finished(planned, base or model.config._name_or_path or named)
     return FineTuned(result=result, model=trained, planned=planned, adapter=adapter)

@@ -91,6 +91,7 @@ class Training:
         """Trains to the end, from the kept state if there is one, and returns what it measured.
 
         Raises:
+            ConfigError: if the processes do not find the same kept state.
             NumericalError: if a loss or a gradient is not a number; the kept state stays as it was.
             LongspanError: if another process of the training ended.
         """
@@ -117,6 +118,7 @@ class Training:
             self._step()
 
     def _go_on(self) -> None:
+        self.kept.require_shared(self.accelerator)
         self.consistent = False
         found = self.kept.load(self.model, self.optimizer.optimizer)
         self.consistent = True

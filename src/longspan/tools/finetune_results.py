@@ -25,7 +25,7 @@ class TrainingProtocol:
         trained_length: tokens the checkpoint was trained to read before.
         length: tokens a training row, BOS included where there is one.
         rows: how many different rows there are to train on.
-        bos: whether BOS starts every row; it is never a target.
+        bos: whether BOS starts every document: a row, or with packing a text; never a target.
         pose: whether positions skip, up to `to`.
         packing: whether rows hold several documents, kept apart.
         lora_rank: of adapters on q, k, v and o; None where all weights are trained.

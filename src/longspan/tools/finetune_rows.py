@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from longspan.adapters.head import PROOF_TOKENS, SplitForward
-from longspan.errors import InputError
+from longspan.errors import ConfigError, InputError
 from longspan.tools.finetune_settings import Resolved
 from longspan.tools.rows import bos_token, token_ids
 from longspan.tools.texts import Text, documents
@@ -160,11 +160,16 @@ class ReadTexts:
 
 
 def read_apart(
-    tokenizer: Any, texts: Sequence[Text], settings: Resolved, split: SplitForward
+    tokenizer: Any,
+    texts: Sequence[Text],
+    settings: Resolved,
+    split: SplitForward,
+    trained_length: int,
 ) -> ReadTexts:
     """Returns texts as rows to train on and documents held out, of tokens the model knows.
 
     Raises:
+        ConfigError: if packed texts are so short that no row leaves the trained length.
         InputError: if the texts are too short, or hold a token the model does not know.
         UnsupportedModelError: if the model's head cannot be run apart from its body.
     """
@@ -177,6 +182,8 @@ def read_apart(
         encoded, held = hold_out(encoded, own, settings.evaluation_documents)
         held_out = torch.tensor([[*lead, *one] for one in held])
     rows = training_rows(encoded, settings.length, bos, packing=settings.packing)
+    if settings.packing:
+        _check_reach(rows, trained_length)
     highest = max(int(ids.max()) for ids in (rows.input_ids, held_out) if ids is not None)
     if highest >= split.vocab_size:
         raise InputError(
@@ -185,3 +192,14 @@ def read_apart(
         )
     split.hidden(rows.input_ids[:1, :PROOF_TOKENS])  # proves that the head runs apart
     return ReadTexts(rows, held_out, bos)
+
+
+def _check_reach(rows: PackedRows, trained_length: int) -> None:
+    """Refuses packed rows in which no document is longer than what the model was trained on."""
+    longest = int(rows.positions.max()) + 1
+    if longest <= trained_length:
+        raise ConfigError(
+            f"packed texts of at most {longest} tokens never reach the positions from "
+            f"{trained_length} on that are to be learnt. Give longer texts, or pose=True (--pose) "
+            "in place of packing to skip positions."
+        )

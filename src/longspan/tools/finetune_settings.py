@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -73,12 +74,15 @@ class Settings:
         _check_optimizer(self.weight_decay, self.max_grad_norm)
         _check_model(model, pose=self.pose)
         filled = {"warmup_steps": warmup, "length": length, **self._held_out(planned)}
+        if self.max_grad_norm == math.inf:
+            filled["max_grad_norm"] = None  # JSON has no infinity
         return Resolved(**{**asdict(self), **filled})
 
     def _held_out(self, planned: Plan) -> dict[str, Any]:
         """Returns the settings of the evaluations, none of them where nothing is evaluated."""
         at = tuple(sorted(set(self.evaluate_at)))
         if not at:
+            self._refuse_evaluation()
             nothing = {"evaluation_length": None, "evaluation_documents": 0, "bucket": None}
             return {"evaluate_at": (), **nothing}
         if at[0] < 0 or at[-1] > self.steps:
@@ -96,6 +100,17 @@ class Settings:
         bucket = default_bucket(length) if self.bucket is None else self.bucket
         check_length("bucket", bucket)
         return {"evaluate_at": at, "evaluation_length": length, "bucket": bucket}
+
+    def _refuse_evaluation(self) -> None:
+        """Refuses settings of evaluations where there is none."""
+        unset = {"evaluation_length": None, "evaluation_documents": 1, "bucket": None}
+        for name, default in unset.items():
+            value = getattr(self, name)
+            if value != default:
+                raise ConfigError(
+                    f"{name}={value} is a setting of evaluations, but nothing says when there is "
+                    f"one. Give evaluate_at (--evaluate-at), or leave {name} out."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +170,7 @@ def _check_optimizer(weight_decay: float, max_grad_norm: float | None) -> None:
     if not 0 <= weight_decay < 1:
         raise ConfigError(f"weight_decay must be from 0 to below 1, got {weight_decay}.")
     if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ConfigError(f"max_grad_norm must be > 0, got {max_grad_norm}. None never clips.")
+        raise ConfigError(f"max_grad_norm must be > 0, got {max_grad_norm}. inf never clips.")
 
 
 def _check_model(model: PreTrainedModel, *, pose: bool) -> None:

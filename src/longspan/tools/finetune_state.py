@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from longspan.errors import ConfigError, InputError
@@ -20,6 +21,9 @@ from longspan.tools.finetune_results import (
 from longspan.training.processes import first_process
 from longspan.training.state import load_training, read_notes, save_training
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 FILE = "training.safetensors"
 
 
@@ -31,6 +35,9 @@ class KeptTraining:
         protocol: what the training must have run under.
         weights: digest of the weights it began with.
 
+    Attributes:
+        step: steps done of the training found there, 0 without one.
+
     Raises:
         ConfigError: if the folder holds a training under another protocol.
         InputError: if what it holds is damaged.
@@ -39,15 +46,32 @@ class KeptTraining:
 
     def __init__(self, folder: str | Path | None, protocol: TrainingProtocol, weights: str) -> None:
         self.path = None if folder is None else Path(folder) / FILE
-        self.weights = weights
+        self.folder, self.weights, self.step = folder, weights, 0
         if self.path is None:
             return
         if first_process():
             probe = self.path.with_name(".writable")
             write_text(probe, "")
-            probe.unlink()
+            probe.unlink(missing_ok=True)  # another training may have begun beside it
         if self.path.exists():
-            self._require(protocol, *read_notes(self.path))
+            self.step, notes = read_notes(self.path)
+            self._require(protocol, self.step, notes)
+
+    def require_shared(self, accelerator: Accelerator) -> None:
+        """Refuses processes that would go on from different steps: each looks for the state.
+
+        All processes must call it, before any loads.
+
+        Raises:
+            ConfigError: on every process, if one found another step than the rest.
+        """
+        own = torch.tensor([self.step], device=accelerator.device)
+        steps = cast(Tensor, accelerator.gather(own)).tolist()
+        if len(set(steps)) > 1:
+            raise ConfigError(
+                f"the processes find different states in {self.folder}: of {steps} steps, by rank. "
+                "The state folder must be one that all processes share."
+            )
 
     def load(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, FineTuning] | None:
         """Puts a kept training back; returns the steps done and its result so far, or None."""

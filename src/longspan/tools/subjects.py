@@ -101,13 +101,8 @@ class Applied:
             ConfigError: if the method cannot reach so far, or needs data it does not have.
             UnsupportedModelError: for a family longspan cannot rotate.
         """
-        if method == "none" and without_rope(model):
-            if self.phase != "float64":
-                raise ConfigError(
-                    f"phase={self.phase!r} is a way to compute rotation, and this model has none. "
-                    "Leave phase (--phase) out."
-                )
-            return Subject(method, SplitForward(model), None, self.phase)
+        if without_rope(model):
+            return self._unrotated(model, method)
         table_form(model)
         to = self.reach if self.factor is None else int(self.trained_length * self.factor)
         if method != "none":
@@ -122,6 +117,17 @@ class Applied:
             model.config, original_max_position_embeddings=self.original_max_position_embeddings
         )
         return Subject(method, SplitForward(model), ropes, self.phase)
+
+    def _unrotated(self, model: PreTrainedModel, method: str) -> Subject:
+        """Returns a model that knows positions otherwise, as it stands."""
+        if method != "none":
+            rope_from_config(model.config)  # refuses, and says what it has instead
+        if self.phase != "float64":
+            raise ConfigError(
+                f"phase={self.phase!r} is a way to compute rotation, and this model has none. "
+                "Leave phase (--phase) out."
+            )
+        return Subject(method, SplitForward(model), None, self.phase)
 
 
 def trained_length(
