@@ -17,6 +17,7 @@ from longspan.cli.options import (
     json_option,
     model_argument,
     original_option,
+    texts_option,
     trust_option,
 )
 
@@ -25,14 +26,7 @@ DEPTHS = "0,0.11,0.22,0.33,0.44,0.56,0.67,0.78,0.89,1"
 
 @click.command("evaluate", short_help="Measure methods on long documents.")
 @model_argument
-@click.option(
-    "--text",
-    "texts",
-    multiple=True,
-    default=["python-docs"],
-    show_default=True,
-    help="A UTF-8 file, or python-docs, moby-dick. Repeat for more.",
-)
+@texts_option
 @click.option("--length", type=Tokens(), required=True, help="Tokens of every document.")
 @click.option(
     "--methods",

@@ -12,6 +12,7 @@ from longspan.cli.options import (
     json_option,
     model_argument,
     scaling_options,
+    texts_option,
     trust_option,
 )
 
@@ -36,14 +37,7 @@ class Counts(click.ParamType):
 @click.command("finetune", short_help="Train an extended checkpoint on long text.")
 @model_argument
 @scaling_options
-@click.option(
-    "--text",
-    "texts",
-    multiple=True,
-    default=["python-docs"],
-    show_default=True,
-    help="A UTF-8 file, or python-docs, moby-dick. Repeat for more.",
-)
+@texts_option
 @click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True)
 @click.option(
     "--length",

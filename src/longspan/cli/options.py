@@ -97,6 +97,15 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as JSON on standard output."
 )
 
+texts_option = click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    default=["python-docs"],
+    show_default=True,
+    help="A UTF-8 file, or python-docs, moby-dick. Repeat for more.",
+)
+
 dtype_option = click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from longspan.cli.evaluate import typed_command
-from longspan.cli.options import Methods, Tokens, json_option
+from longspan.cli.options import Methods, Tokens, json_option, texts_option
 from longspan.cli.stream import Numbers
 from longspan.errors import ConfigError
 from longspan.tools.study_plan import ModelSizes, variants
@@ -55,14 +55,7 @@ def size(flag: str, name: str, about: str) -> Any:
     help="Of rope, alibi, t5, shaw, transformer_xl, sinusoidal, learned, none. With +memory behind "
     "it an encoding remembers earlier segments; transformer_xl does so, unless -memory is behind.",
 )
-@click.option(
-    "--text",
-    "texts",
-    multiple=True,
-    default=["python-docs"],
-    show_default=True,
-    help="A UTF-8 file, or python-docs, moby-dick. Repeat for more.",
-)
+@texts_option
 @click.option(
     "--length", type=Tokens(), default=256, show_default=True, help="Tokens to train on at once."
 )
