@@ -38,6 +38,9 @@ bench: $(READY)  ## speed, as ratios in one run; keep the machine quiet
 	$(PY) benchmarks/rotary.py --json docs/results/rotary.json
 	$(PY) benchmarks/attention.py --json docs/results/attention.json \
 	    --figure docs/results/attention.png
+	$(PY) benchmarks/streaming.py --json docs/results/streaming.json
+	$(PY) benchmarks/training.py --json docs/results/training.json
+	$(PY) benchmarks/recurrence.py --json docs/results/recurrence.json
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis longspan-results
