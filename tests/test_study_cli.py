@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from longspan.cli import studying
+from longspan.cli.evaluating import forget_finished
 from longspan.cli.main import main
 from longspan.tools.ranks import Ranks
 from longspan.tools.study_results import StudyResult, from_json
@@ -165,11 +166,22 @@ def test_an_interrupted_study_says_what_is_kept(run, tmp_path, monkeypatch):
 
 def test_only_the_first_rank_writes_and_prints(run, tmp_path, monkeypatch):
     second = Ranks(rank=1, size=2)
-    monkeypatch.setattr(Ranks, "from_environment", lambda: second)
+    monkeypatch.setattr(Ranks, "from_environment", lambda **_: second)
     place = tmp_path / "out"
     words = (*ONE, "--text", "TEXT", "--encodings", "alibi,t5", "--json")
     assert run(*words, "-o", str(place)) == (0, "", "")
     assert [path.name for path in place.iterdir()] == ["state"]
+
+
+def test_force_removes_a_finished_study_and_goes_on_with_an_unfinished_one(tmp_path):
+    result, parts = tmp_path / "study.json", tmp_path / "state"
+    parts.mkdir()
+    forget_finished(result, parts)  # unfinished: --force and all, the same command goes on
+    assert parts.exists()
+    result.write_text("{}")
+    forget_finished(result, parts)
+    assert not result.exists()
+    assert not parts.exists()
 
 
 @pytest.mark.parametrize(
