@@ -19,7 +19,7 @@ from longspan.tools.cells import weights_digest
 from longspan.tools.measuring import digest
 from longspan.tools.sampling import Sampling
 from longspan.tools.stream_reach import check_fits, reach
-from longspan.tools.stream_state import read_state, write_state
+from longspan.tools.stream_state import give_back_memory, read_state, write_state
 from longspan.tools.stream_text import Pieces, until_stop
 
 if TYPE_CHECKING:
@@ -212,8 +212,11 @@ class Stream:
             done = stop
             whole = done == len(nll)
             if state is not None and save_every and (whole or done - saved >= save_every):
-                known = {**cache.state(), "nll": nll[:done]}
-                write_state(state, self._facts(row, chunk_size), known)
+                # copies without a name are free once written, and then the allocator's to return
+                write_state(
+                    state, self._facts(row, chunk_size), {**cache.state(), "nll": nll[:done]}
+                )
+                give_back_memory()
                 saved = done
             progress(nll[:done])
         return StreamScore(nll)

@@ -29,12 +29,10 @@ def write_state(path: Path, facts: Mapping[str, Any], tensors: Mapping[str, Tens
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with whole_file(path) as temporary:
         save_file(whole, temporary, {"form": FORM, "facts": json.dumps(dict(facts))})
-    del whole
-    give_back_memory()
 
 
 def give_back_memory() -> None:
-    """Asks glibc to return what is free, or the copies made for a file would stay resident."""
+    """Asks glibc to return what is free, or copies that are gone would stay resident."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other libraries have none
         if trim is not None:
