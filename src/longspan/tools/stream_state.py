@@ -92,7 +92,7 @@ class Meter:
             if self.path is not None and done and self.path.exists():
                 known = json.loads(self.path.read_text(encoding="utf-8"))
                 self.samples = [(at, size) for at, size in known if at <= done]
-        elif done >= self._next and (size := resident_bytes()) is not None:
+        elif done >= self._next and (size := held_bytes()) is not None:
             self.samples.append((done, size))
             if self.path is not None:
                 write_text(self.path, json.dumps(self.samples))
@@ -106,6 +106,12 @@ class Meter:
         """Of this run alone; None where it read nothing."""
         seconds = self._now - self._begun
         return (self._done - self.resumed_at) / seconds if seconds else None
+
+
+def held_bytes() -> int | None:
+    """Returns the memory this process has resident once what is free has gone back."""
+    give_back_memory()
+    return resident_bytes()
 
 
 def resident_bytes() -> int | None:
