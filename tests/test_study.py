@@ -341,7 +341,7 @@ def test_interrupted_anywhere_it_ends_with_the_same_weights(
 def test_a_finished_study_is_not_run_again(text, tmp_path, monkeypatch):
     first = run(text, state_dir=tmp_path)
     monkeypatch.setattr(study_training.Training, "_train", None)
-    monkeypatch.setattr("longspan.tools.study.read", None)
+    monkeypatch.setattr("longspan.tools.study_run.read", None)
     assert run(text, state_dir=tmp_path) == first
 
 
@@ -427,3 +427,11 @@ def test_minutes_are_those_of_the_busiest_process(text, monkeypatch):
     budget = Budget(minutes=1, batch_size=2, seeds=1)
     assert budget._timed([None] * 3, None, 2) == 30  # one has two of the three models
     assert budget._timed([None], None, 2) == 60
+
+
+def test_a_refused_study_leaves_the_tokenizer_of_the_one_that_is_kept(text, tmp_path):
+    run(text, state_dir=tmp_path)
+    kept = (tmp_path / "tokenizer.json").read_text()
+    with pytest.raises(ConfigError, match="its text or vocabulary differs"):
+        run(text, state_dir=tmp_path, vocabulary=260)
+    assert (tmp_path / "tokenizer.json").read_text() == kept
