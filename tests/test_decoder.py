@@ -278,6 +278,11 @@ def test_positions_that_start_again_need_documents():
         decoder("rope").logits(tokens(), positions=torch.arange(6).repeat(2))
 
 
+def test_two_tokens_of_a_document_are_not_at_one_position():
+    with pytest.raises(ConfigError, match="go back at index 3"):
+        decoder("rope").logits(tokens(5), positions=torch.tensor([0, 1, 2, 2, 3]))
+
+
 def test_positions_may_not_go_back_into_memory():
     made = decoder("rope", memory_length=8)
     memory = made(tokens()).memory
