@@ -143,14 +143,20 @@ def without_oldest(kept: Tensor, new: Tensor) -> Tensor:
 def scoring(model: Any, row: Tensor, tokens: int, slow_tokens: int) -> list[Row]:
     """Returns the time for a scored token, in chunks, and one at a time as transformers does."""
     ours = stream(model, None, SINKS, CACHE - SINKS)
-    start = time.perf_counter()
-    ours.score(row[:, :tokens])
-    chunked = (time.perf_counter() - start) * 1e3 / tokens
     cache = filled(model, sliding_cache(model, CACHE), row[:, :CACHE])
     step = next_token(model, cache, row[:, CACHE:])
-    times = time_in_turn({"one": step}, slow_tokens, 2)["one"]
-    found = {"longspan, chunks of 256": [chunked], "transformers, one at a time": times}
-    return rows("scoring", CACHE, found)
+
+    def one_at_a_time() -> None:
+        for _ in range(slow_tokens):
+            step()
+
+    calls: dict[str, Call] = {
+        "longspan, in chunks": lambda: ours.score(row[:, :tokens]),
+        "transformers, one at a time": one_at_a_time,
+    }
+    chunked, single = time_in_turn(calls, 3, 0).values()
+    shares = [ms / tokens for ms in chunked], [ms / slow_tokens for ms in single]
+    return rows("scoring", CACHE, dict(zip(calls, shares, strict=True)))
 
 
 def afresh(model: Any, row: Tensor, repeats: int) -> list[Row]:

@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from longspan.adapters.head import SplitForward
 from longspan.cli import streaming, writing
 from longspan.cli.main import main
-from longspan.tools.stream import stream
+from longspan.cli.stream import command
+from longspan.tools.stream import CHUNK, stream
 from longspan.tools.stream_results import Comparison, Score, from_json
 from longspan.tools.stream_text import text_row
 from longspan.tools.texts import read_texts
@@ -68,6 +69,11 @@ def written(tiny: str, count: int, prompt: str = "Hello", **options: Any) -> str
     model, tokenizer = streaming.load_model(tiny)
     found = stream(model, tokenizer, 3, 21)
     return "".join(found.generate(prompt, max_new_tokens=count, **options))
+
+
+def test_the_command_line_reads_as_much_at_once_as_the_library() -> None:
+    chosen = {each.name: each.default for each in command.params}
+    assert chosen["chunk_size"] == CHUNK
 
 
 # --- a text that goes on
@@ -274,6 +280,7 @@ KILLED = """
 import os, signal, sys
 from longspan.adapters.head import SplitForward
 from longspan.cli.main import main
+from longspan.cli.stream import command
 
 reads, hidden = 0, SplitForward.hidden
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from fresh import printed
 from longspan.errors import ConfigError, InputError, NumericalError, ShapeError
 from longspan.metrics.likelihood import token_nll
-from longspan.tools import stream as tool
 from longspan.tools.sampling import Sampling
 from longspan.tools.stream import Stream, stream
 from longspan.tools.stream_reach import reach
@@ -485,7 +484,6 @@ def test_alibi_has_no_length() -> None:
     config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
     assert reach(config) is None
     assert reach(tiny("gemma3_text").config).usable == 64
-    assert tool.CHUNK == 256
 
 
 # --- text and measurements

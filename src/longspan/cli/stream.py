@@ -111,7 +111,7 @@ class Numbers(click.ParamType):
 @click.option("--tokens", type=Tokens(), help="Read so many. [default: the whole text]")
 @click.option("--repeat", is_flag=True, help="Read a shorter text again and again.")
 @click.option(
-    "--chunk-size", type=Tokens(), default=256, show_default=True, help="Tokens read at once."
+    "--chunk-size", type=Tokens(), default=1024, show_default=True, help="Tokens read at once."
 )
 @click.option(
     "-o",

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from longspan.adapters.stream_cache import StreamCache
     from longspan.adapters.streamed import StreamedModel
 
-CHUNK = 256
-LOGITS = 1024  # positions whose logits exist at once
+CHUNK = 1024
+LOGITS = 256  # positions whose logits exist at once
 
 
 @dataclass(frozen=True)
