@@ -9,7 +9,6 @@ at positions that grow without end; it is here for its speed.
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
