@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from longspan.adapters.load import load_model
-from longspan.caches import Encoding, SinkCache
+from longspan.caches import LayerEncoding, SinkCache
 from longspan.files import write_text
 from longspan.rotary.rope import Rope
 from longspan.tools.stream import stream
@@ -107,7 +107,7 @@ def cache_parts(layer: Layer, repeats: int) -> list[Row]:
     k, v = (torch.randn(1, layer.kv_heads, 1, layer.head_dim) for _ in range(2))
     many = torch.randn(1, layer.kv_heads, CACHE, layer.head_dim)
     queries = torch.randn(1, layer.heads, CACHE, layer.head_dim)
-    kept, how = SinkCache(SINKS, CACHE - SINKS), Encoding(rope)
+    kept, how = SinkCache(SINKS, CACHE - SINKS), LayerEncoding(rope)
     for _ in range(2):
         step = kept.begin(CACHE)
         for number in range(layer.count):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from longspan.bias import Alibi, ShawRelative, T5Bias
-from longspan.caches import Encoding, FullCache, Scoring, SinkCache, WindowCache, cache
+from longspan.caches import FullCache, LayerEncoding, Scoring, SinkCache, WindowCache, cache
 from longspan.errors import ConfigError, ShapeError
 from longspan.rotary.rope import Rope
 from longspan.rotary.rotate import rotate
@@ -52,19 +52,19 @@ def t5():
     bias.requires_grad_(False)
     for parameter in bias.parameters():
         parameter.normal_()
-    return Encoding(bias=bias)
+    return LayerEncoding(bias=bias)
 
 
 ENCODINGS = {
-    "half": lambda: Encoding(rope()),
-    "interleaved, partial": lambda: Encoding(rope(layout="interleaved", rotary_dim=4)),
-    "yarn": lambda: Encoding(rope(Yarn(factor=4.0, original_max_position_embeddings=TRAINED))),
-    "dynamic, request": lambda: Encoding(rope(DYNAMIC), seq_len=N),
-    "dynamic, step": lambda: Encoding(rope(DYNAMIC)),
-    "longrope, step": lambda: Encoding(rope(LONG)),
-    "alibi": lambda: Encoding(bias=Alibi(H)),
+    "half": lambda: LayerEncoding(rope()),
+    "interleaved, partial": lambda: LayerEncoding(rope(layout="interleaved", rotary_dim=4)),
+    "yarn": lambda: LayerEncoding(rope(Yarn(factor=4.0, original_max_position_embeddings=TRAINED))),
+    "dynamic, request": lambda: LayerEncoding(rope(DYNAMIC), seq_len=N),
+    "dynamic, step": lambda: LayerEncoding(rope(DYNAMIC)),
+    "longrope, step": lambda: LayerEncoding(rope(LONG)),
+    "alibi": lambda: LayerEncoding(bias=Alibi(H)),
     "t5": t5,
-    "none": Encoding,
+    "none": LayerEncoding,
 }
 
 
@@ -151,7 +151,7 @@ def test_any_chunking_is_the_oracle(name, encoding, chunks):
 )
 def test_scale_soft_cap_and_learned_sinks(scoring, chunks):
     q, k, v = example()
-    how = Encoding(rope())
+    how = LayerEncoding(rope())
     found = fed(SinkCache(4, 8), q, k, v, how, CHUNKS[chunks], scoring)
     torch.testing.assert_close(found, oracle(q, k, v, (4, 8), how, scoring), atol=1e-11, rtol=0)
     assert not torch.allclose(found, oracle(q, k, v, (4, 8), how), atol=1e-3)
@@ -178,7 +178,7 @@ def test_case_18_any_feeding_of_100_tokens_keeps_the_same_tokens_in_the_same_slo
     kept = {}
     for sizes in ([100], [37, 63], [1] * 100):
         sinks = SinkCache(4, 8)
-        fed(sinks, q, k, v, Encoding(rope()), sizes)
+        fed(sinks, q, k, v, LayerEncoding(rope()), sizes)
         assert sinks.seen.tolist() == [100]
         assert sinks.stored.tolist() == [12]
         positions = sinks.slots.positions(sinks.seen - 1, 12)[0]
@@ -193,7 +193,7 @@ def test_case_18_any_feeding_of_100_tokens_keeps_the_same_tokens_in_the_same_slo
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_case_18_prompts_shorter_than_the_sinks_are_plain_attention(tokens):
     q, k, v = example(1, tokens)
-    how = Encoding(rope())
+    how = LayerEncoding(rope())
     found = fed(SinkCache(4, 8), q, k, v, how, [tokens])
     assert found.isfinite().all()
     torch.testing.assert_close(found, oracle(q, k, v, None, how), atol=1e-11, rtol=0)
@@ -202,7 +202,7 @@ def test_case_18_prompts_shorter_than_the_sinks_are_plain_attention(tokens):
 @pytest.mark.parametrize("sizes", [[1] * 120, [25] * 4 + [20]])
 def test_counting_anew_changes_nothing(monkeypatch, sizes):
     q, k, v = example(1, 120)
-    how = Encoding(rope())
+    how = LayerEncoding(rope())
     expected = fed(SinkCache(4, 8), q, k, v, how, sizes)
     monkeypatch.setattr(cache, "REBASE", 32)
     sinks = SinkCache(4, 8)
@@ -214,15 +214,15 @@ def test_counting_anew_changes_nothing(monkeypatch, sizes):
 def test_sinks_are_turned_for_all_layers_at_once(monkeypatch):
     """Once they are all there: not a call a layer, whose cost would be felt at every token."""
     q, k, v = example(1)
-    turned, turn = [], Encoding.turn
+    turned, turn = [], LayerEncoding.turn
 
     def told(self, x, positions, *args, **kwargs):
         if positions.shape[-1] == 4:
             turned.append(tuple(x.shape))
         return turn(self, x, positions, *args, **kwargs)
 
-    monkeypatch.setattr(Encoding, "turn", told)
-    sinks, how, layers = SinkCache(4, 8), Encoding(rope()), 3
+    monkeypatch.setattr(LayerEncoding, "turn", told)
+    sinks, how, layers = SinkCache(4, 8), LayerEncoding(rope()), 3
     counts = []
     for at in range(N):
         step, part = sinks.begin(1), [x[:, :, at : at + 1] for x in (q, k, v)]
@@ -248,7 +248,7 @@ def test_a_chunk_longer_than_the_ring_writes_each_slot_once(monkeypatch, padded)
     present[1:, : N // 2] = False
     kept = SinkCache(sinks, window)
     step = kept.begin(N, present)
-    kept.attend(step, 0, q, k, v, Encoding(rope()))
+    kept.attend(step, 0, q, k, v, LayerEncoding(rope()))
     assert bool(written) != padded
     assert all(len(set(slots)) == len(slots) for slots in written)
     for row, here in enumerate(present):
@@ -269,7 +269,7 @@ def test_a_chunk_longer_than_the_ring_writes_each_slot_once(monkeypatch, padded)
 def test_restored_is_saved(name):
     _, make = CACHES[name]
     q, k, v = example()
-    how, kept, again = Encoding(rope()), make(), make()
+    how, kept, again = LayerEncoding(rope()), make(), make()
     fed(kept, q[:, :, :30], k[:, :, :30], v[:, :, :30], how, [29, 1])
     fed(again, -q[:, :, :20], -k[:, :, :20], v[:, :, :20], how, [18, 1, 1])  # to be forgotten
     again.restore({key: x.clone() for key, x in kept.state().items()}, {0: how})
@@ -280,9 +280,9 @@ def test_restored_is_saved(name):
 @pytest.mark.parametrize("sizes", [[5] * 8, [1] * N, [9] + [1] * 20 + [6, 1, 1, 3]])
 def test_layers_share_a_step_and_keep_their_own_keys(sizes):
     q, k, v = example()
-    shared, partial = Encoding(rope()), Encoding(rope(layout="interleaved", rotary_dim=4))
-    longer = Encoding(rope(DYNAMIC), seq_len=N)
-    how = [shared, Encoding(bias=Alibi(H)), shared, Encoding(), partial, longer, shared]
+    shared, partial = LayerEncoding(rope()), LayerEncoding(rope(layout="interleaved", rotary_dim=4))
+    longer = LayerEncoding(rope(DYNAMIC), seq_len=N)
+    how = [shared, LayerEncoding(bias=Alibi(H)), shared, LayerEncoding(), partial, longer, shared]
     kept, at = SinkCache(4, 8), 0
     outs = [[] for _ in how]
     for size in sizes:
@@ -304,7 +304,7 @@ def test_buffers_of_a_window_are_allocated_once():
     places = set()
     for at in range(N):
         part = (x[:, :, at : at + 1] for x in (q, k, v))
-        kept.attend(kept.begin(1), 0, *part, Encoding(rope()))
+        kept.attend(kept.begin(1), 0, *part, LayerEncoding(rope()))
         layer = kept.layers[0]
         places.add((layer.raw.data_ptr(), layer.keys.data_ptr(), layer.values.data_ptr()))
     assert len(places) == 1
@@ -324,7 +324,7 @@ def test_a_chunk_meets_the_window_oldest_first(seen):
 
 def test_every_size_changes_the_output():
     q, k, v = example()
-    how = Encoding(rope())
+    how = LayerEncoding(rope())
     outs = [fed(SinkCache(*sizes), q, k, v, how, [N]) for sizes in ((4, 8), (3, 8), (4, 7))]
     assert not torch.allclose(outs[0], outs[1], atol=1e-3)
     assert not torch.allclose(outs[0], outs[2], atol=1e-3)
@@ -336,13 +336,15 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match=r"num_sink_tokens .* ≥ 0, got -1"):
         SinkCache(-1, 8)
     with pytest.raises(ConfigError, match="ShawRelative needs the query"):
-        Encoding(bias=ShawRelative(H, D, 4))
+        LayerEncoding(bias=ShawRelative(H, D, 4))
     with pytest.raises(ConfigError, match="no layout"):
-        Encoding(rope(layout=None))
+        LayerEncoding(rope(layout=None))
     q, k, v = example()
     kept = SinkCache(4, 8)
-    fed(kept, q, k, v, Encoding(rope()), [N])
+    fed(kept, q, k, v, LayerEncoding(rope()), [N])
     with pytest.raises(ShapeError, match="holds 2 rows"):
-        kept.attend(kept.begin(1), 0, q[:1, :, :1], k[:1, :, :1], v[:1, :, :1], Encoding(rope()))
+        kept.attend(
+            kept.begin(1), 0, q[:1, :, :1], k[:1, :, :1], v[:1, :, :1], LayerEncoding(rope())
+        )
     with pytest.raises(ConfigError, match=r"12 slots.* = 15"):
-        SinkCache(4, 11).restore(kept.state(), {0: Encoding(rope())})
+        SinkCache(4, 11).restore(kept.state(), {0: LayerEncoding(rope())})

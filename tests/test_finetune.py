@@ -29,7 +29,7 @@ from longspan.errors import (
 from longspan.tools.evaluate import evaluate
 from longspan.tools.extend import extend
 from longspan.tools.finetune import finetune
-from longspan.tools.finetune_loop import Training
+from longspan.tools.finetune_loop import FineTuneLoop
 from longspan.tools.finetune_model import Trainable
 from longspan.tools.finetune_results import finetuning_from_json, finetuning_to_json
 from longspan.tools.finetune_rows import Rows, hold_out, training_rows
@@ -158,7 +158,7 @@ def test_options_of_the_work_alone_change_nothing_but_it(plain_hash: str):
     assert found.result.protocol.model == "mine"
     assert [done for _, done, _ in told] == [0, 1, 2, 3]
     assert told[-1] == ("done", 3, 3)
-    assert told[1][0].startswith("step 2 of 3, loss ")
+    assert told[1][0].startswith("training: step 2 of 3, loss ")
 
 
 def test_gradient_checkpointing_keeps_less(monkeypatch: Any):
@@ -300,14 +300,14 @@ def test_bos_starts_every_row_and_is_never_a_target():
 def stop_at(monkeypatch: Any, step: int, where: str) -> None:
     """Interrupts as a key would: before, within or after the update of a step."""
     method = {"before": "_gradients", "within": "_clipped_norm", "after": "_tell"}[where]
-    own = getattr(Training, method)
+    own = getattr(FineTuneLoop, method)
 
-    def interrupted(self: Training, *arguments: Any) -> Any:
+    def interrupted(self: FineTuneLoop, *arguments: Any) -> Any:
         if self.done == step:
             raise KeyboardInterrupt
         return own(self, *arguments)
 
-    monkeypatch.setattr(Training, method, interrupted)
+    monkeypatch.setattr(FineTuneLoop, method, interrupted)
 
 
 @pytest.mark.parametrize("lora_rank", [None, 2])
@@ -333,7 +333,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(
     assert [one.buckets for one in found.result.evaluations] == [
         one.buckets for one in whole.result.evaluations
     ]
-    trained_again = [what for what in again if what.startswith("step")]
+    trained_again = [what for what in again if what.startswith("training")]
     assert len(trained_again) == 5 - step  # nothing that was done is done again
     assert [path.name for path in tmp_path.iterdir()] == ["training.safetensors"]
 
@@ -355,7 +355,7 @@ def test_a_kill_in_mid_update_goes_on_from_the_last_kept_state(tmp_path: Path, m
     again: list[str] = []
     found = tuned(steps=5, state_dir=tmp_path, progress=lambda what, *_: again.append(what))
     assert weights_hash(found.model) == weights_hash(whole.model)
-    assert again[0].startswith("step 3 of 5")
+    assert again[0].startswith("training: step 3 of 5")
 
 
 def test_a_state_of_another_training_is_refused(tmp_path: Path):
@@ -383,15 +383,15 @@ def test_a_probe_that_another_process_took_away_is_no_matter(tmp_path: Path, mon
 def test_a_number_that_is_none_stops_the_training_and_names_the_step(
     tmp_path: Path, monkeypatch: Any, broken: str
 ):
-    own = Training._losses
+    own = FineTuneLoop._losses
 
-    def losing(self: Training, batch: Any) -> torch.Tensor:
+    def losing(self: FineTuneLoop, batch: Any) -> torch.Tensor:
         found = own(self, batch)
         if self.done < 3:
             return found
         return found * torch.nan if broken == "loss" else (found * 0).sqrt()
 
-    monkeypatch.setattr(Training, "_losses", losing)
+    monkeypatch.setattr(FineTuneLoop, "_losses", losing)
     said = "the loss of step 3 is nan" if broken == "loss" else "the gradient's norm at step 3"
     with pytest.raises(NumericalError, match=said):
         tuned(steps=5, state_dir=tmp_path, save_every=2)

@@ -11,7 +11,7 @@ import torch
 
 from longspan.adapters.load import load_model
 from longspan.cli.finetuning import state_beside
-from longspan.tools.finetune_loop import Training
+from longspan.tools.finetune_loop import FineTuneLoop
 from longspan.tools.finetune_results import finetuning_from_json
 from test_cli import run
 from test_extend import tokenizer as words
@@ -45,7 +45,7 @@ def test_a_whole_model_is_written_with_its_result(capsys: Any, base: Path):
         assert said in " ".join(out.split())
     for said in ("NLL at positions", "0 steps", "3 steps", "Written: "):
         assert said in out
-    assert "[2/6] step 2 of 3, loss " in err
+    assert "33% training: step 2 of 3, loss " in err
     result = finetuning_from_json((base / "out" / "finetune.json").read_text())
     assert [one.step for one in result.evaluations] == [0, 2, 3]
     assert len(result.evaluations[0].buckets) == 4
@@ -102,15 +102,15 @@ def test_an_adapter_alone_is_written_and_loads_with_its_scaling(capsys: Any, bas
 
 def test_the_same_command_goes_on(capsys: Any, base: Path, monkeypatch: Any):
     run(capsys, *told(base, output="straight"))
-    own = Training._gradients
+    own = FineTuneLoop._gradients
 
-    def interrupted(self: Training, step: int) -> float:
+    def interrupted(self: FineTuneLoop, step: int) -> float:
         if step == 2:
             raise KeyboardInterrupt
         return own(self, step)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Training, "_gradients", interrupted)
+        patched.setattr(FineTuneLoop, "_gradients", interrupted)
         code, _, err = run(capsys, *told(base))
         assert (code, "interrupted" in err) == (1, True)
     assert not (base / "out").exists()

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import longspan.tools.finetune as tool
-from longspan.tools.finetune_loop import Training
+from longspan.tools.finetune_loop import FineTuneLoop
 from longspan.tools.finetune_results import FineTuning, finetuning_from_json, finetuning_to_json
 from longspan.tools.finetune_saving import FineTuned
 from longspan.tools.texts import Text
@@ -127,14 +127,14 @@ def test_processes_that_find_different_states_are_refused(
 
 def end_the_second() -> None:
     """Lets rank 1 be killed in the middle of a step."""
-    gradients = Training._gradients
+    gradients = FineTuneLoop._gradients
 
-    def killing(self: Training, step: int) -> float:
+    def killing(self: FineTuneLoop, step: int) -> float:
         if step == KILLED_AT and not first_process():
             os.kill(os.getpid(), signal.SIGKILL)
         return gradients(self, step)
 
-    Training._gradients = killing
+    FineTuneLoop._gradients = killing
 
 
 def take_fsdp2() -> None:
@@ -142,7 +142,7 @@ def take_fsdp2() -> None:
     from accelerate import Accelerator, PartialState
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
-    accelerator_for, run = tool.accelerator_for, Training.run
+    accelerator_for, run = tool.accelerator_for, FineTuneLoop.run
 
     def spreading(gradient_accumulation: int) -> Accelerator:
         accelerator = accelerator_for(gradient_accumulation)
@@ -157,11 +157,11 @@ def take_fsdp2() -> None:
         )
         return accelerator
 
-    def spread(self: Training) -> FineTuning:
+    def spread(self: FineTuneLoop) -> FineTuning:
         assert all(hasattr(one, "full_tensor") for one in self.model.parameters())
         return run(self)
 
-    tool.accelerator_for, Training.run = spreading, spread
+    tool.accelerator_for, FineTuneLoop.run = spreading, spread
 
 
 def plain() -> None:

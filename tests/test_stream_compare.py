@@ -16,7 +16,7 @@ from longspan.cli.stream import METHODS as OFFERED
 from longspan.errors import ConfigError, InputError
 from longspan.metrics.likelihood import token_nll
 from longspan.report.figures import save_figure, stream_comparison, stream_score
-from longspan.report.progress import shown_progress
+from longspan.report.progress import shown_text
 from longspan.report.stream import (
     comparison_claim,
     print_comparison,
@@ -409,7 +409,7 @@ def test_a_far_trained_length_is_not_drawn(compared: Comparison) -> None:
 def test_progress_is_a_line_a_tenth_away_from_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with shown_progress() as announce:
+    with shown_text() as announce:
         seen = announce("streaming", 100)
         nll = torch.full((100,), 2.0)
         for done in range(0, 101, 5):
@@ -426,7 +426,7 @@ def test_progress_is_a_bar_on_a_terminal(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
-    with shown_progress() as announce:
+    with shown_text() as announce:
         announce("streaming", 100)(torch.full((100,), 2.0))
     err = capsys.readouterr().err
     assert "100/100" in err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections import deque
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,12 @@ import transformers
 from torch import Tensor
 
 from fresh import printed
+from longspan.adapters.stream_cache import StreamCache
 from longspan.errors import ConfigError, InputError, NumericalError, ShapeError
 from longspan.metrics.likelihood import token_nll
 from longspan.tools.sampling import Sampling
 from longspan.tools.stream import Stream, stream
-from longspan.tools.stream_reach import reach
+from longspan.tools.stream_reach import check_fits, reach
 from longspan.tools.stream_state import Meter, read_state, write_state
 from longspan.tools.stream_text import KEPT, LONGEST, UNFINISHED, Pieces, text_row, until_stop
 from longspan.tools.texts import Text
@@ -26,7 +29,8 @@ from tiny_families import tiny
 from tiny_models import TRAINED, VOCAB, ByteTokenizer, tiny_model, tokens
 
 S, W, N = 3, 21, 100
-FLOAT32_ROUNDING = 2e-6  # likelihoods are float32, of a few nats
+DOUBLE = 1e-9
+DYNAMIC = dict(rope_type="dynamic", factor=2.0)
 OWN_TABLE = 5e-5  # the plain model's angles are float32
 SEEN = 1e-2
 
@@ -46,23 +50,34 @@ def tokens_of(found: Stream, count: int, **options: Any) -> list[int]:
 def test_any_chunk_size_gives_the_numbers_of_one_token_at_a_time(family: str) -> None:
     found, row = streaming(tiny_model(family).double()), tokens(N)
     one = found.score(row, chunk_size=1).nll
+    assert one.dtype == torch.float64
     for chunk_size in (7, 64, N):
         nll = found.score(row, chunk_size=chunk_size).nll
-        torch.testing.assert_close(nll, one, atol=FLOAT32_ROUNDING, rtol=0)
+        torch.testing.assert_close(nll, one, atol=DOUBLE, rtol=0)
 
 
-def test_any_chunk_size_gives_the_same_logits_in_float64() -> None:
-    found, row = streaming(), tokens(N)
+def test_streams_in_two_threads_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows, found = tiny_model(), [tokens(30), tokens(30, seed=2)], {}
+    wanted = [streaming(model).score(row, chunk_size=1).nll for row in rows]
+    both, update = threading.Barrier(2, timeout=60), StreamCache.update
 
-    def logits(chunk_size: int) -> Tensor:
-        cache = found.new_cache()
-        with torch.no_grad():
-            parts = [found.model(part, cache=cache).logits for part in row.split(chunk_size, dim=1)]
-        return torch.cat(parts, dim=1)
+    def together(self: StreamCache, *args: Any, **kwargs: Any) -> Any:
+        noted = update(self, *args, **kwargs)
+        both.wait()  # neither attends before both have noted their keys
+        return noted
 
-    one = logits(1)
-    for chunk_size in (7, 64):
-        torch.testing.assert_close(logits(chunk_size), one, atol=1e-9, rtol=0)
+    monkeypatch.setattr(StreamCache, "update", together)
+
+    def read(at: int) -> None:
+        found[at] = streaming(model).score(rows[at], chunk_size=1).nll
+
+    threads = [threading.Thread(target=read, args=(at,)) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for at in range(2):
+        assert torch.equal(found[at], wanted[at])
 
 
 def test_a_score_is_the_plain_models_until_something_is_dropped() -> None:
@@ -282,6 +297,7 @@ def test_spaces_between_pieces_come_out_as_in_the_whole() -> None:
 
     assert list(Pieces(Words()).of([0, 1, 2])) == ["a", " b", " c"]
     assert "".join(Pieces(Words()).of([1, 2] * 3 * KEPT)) == " ".join("bc" * 3 * KEPT)
+    assert list(Pieces(Words(), [3] * 2 * KEPT).of([1, 2])) == [" b", " c"]
 
 
 def test_bytes_that_are_no_character_are_not_waited_for_without_end() -> None:
@@ -323,6 +339,37 @@ def test_a_loaded_stream_goes_on_bit_for_bit(family: str, before: int, tmp_path:
     assert tokens_of(loaded, 40, sampling=on) == after
     loaded.load(path)
     assert tokens_of(loaded, 40, sampling=Sampling(temperature=1.5, seed=6)) != after
+
+
+def test_a_text_in_two_parts_is_one_under_a_repetition_penalty(tmp_path: Path) -> None:
+    penalised, path = Sampling(repetition_penalty=5.0), tmp_path / "state"
+    whole = tokens_of(streaming(tiny_model()), 60, prompt=[1, 2], sampling=penalised)
+    found = streaming(tiny_model())
+    first = tokens_of(found, 30, prompt=[1, 2], sampling=penalised)
+    found.save(path)
+    assert first + tokens_of(found, 30, sampling=penalised) == whole
+    loaded = streaming(tiny_model())
+    loaded.load(path)
+    assert first + tokens_of(loaded, 30, sampling=penalised) == whole
+
+
+def test_the_parts_of_a_text_join_as_they_do_in_the_whole(tmp_path: Path) -> None:
+    class Words(
+        ByteTokenizer
+    ):  # like SentencePiece: a space before each word, but the text's first
+        def decode(self, ids: list[int], **_: Any) -> str:
+            return " ".join(map(str, ids))
+
+    def parts(*counts: int) -> list[str]:
+        found = stream(tiny_model(), Words(), S, W)
+        prompts = [[1, 2], *([()] * len(counts))]
+        return [
+            "".join(found.generate(p, max_new_tokens=n))
+            for p, n in zip(prompts, counts, strict=False)
+        ]
+
+    assert "".join(parts(20, 15)) == parts(35)[0]
+    assert parts(1)[0].startswith(" ")
 
 
 def test_a_stream_that_has_read_nothing_is_saved_too(tmp_path: Path) -> None:
@@ -434,7 +481,7 @@ def test_every_option_changes_the_draw(options: dict[str, Any]) -> None:
 
 def test_draws_follow_the_probabilities() -> None:
     logits = torch.tensor([0.5, 0.2, 0.3]).log()
-    choose = Sampling(temperature=1.0, seed=0).chooser(None)
+    choose = Sampling(temperature=1.0, seed=0).chooser(None, deque())
     counts = torch.bincount(torch.tensor([choose(logits) for _ in range(4000)]), minlength=3)
     torch.testing.assert_close(counts / 4000, logits.exp(), atol=0.03, rtol=0)
 
@@ -448,7 +495,8 @@ def test_draws_follow_the_probabilities() -> None:
         (dict(temperature=1.0, top_p=1.5), "top_p must be above 0 and at most 1, got 1.5"),
         (dict(temperature=1.0, min_p=-0.1), "min_p must be above 0"),
         (dict(repetition_penalty=-1.0), "repetition_penalty must be above 0"),
-        (dict(top_k=3, min_p=0.1), "top_k, min_p narrow a draw"),
+        (dict(top_k=3, min_p=0.1), "top_k, min_p: of a draw, and without a temp"),
+        (dict(seed=1), "seed: of a draw, and without a temperature nothing is drawn"),
     ],
 )
 def test_numbers_out_of_range_are_refused(options: dict[str, Any], told: str) -> None:
@@ -470,6 +518,42 @@ def test_more_than_the_model_reads_is_refused() -> None:
     streaming(further, 4, 2 * TRAINED - 4)
     with pytest.raises(ConfigError, match="reads 128 tokens"):
         streaming(further, 4, 2 * TRAINED - 3)
+
+
+def test_dynamic_ntk_has_no_end_and_layers_that_slide_no_other_window() -> None:
+    row, plain = tokens(N), tiny_model()
+    dynamic = tiny_model(rope=DYNAMIC)
+    nll = streaming(dynamic, 4, 3 * TRAINED).score(row).nll
+    assert (nll - token_nll(plain, row)).abs()[TRAINED:].max() > SEEN
+    declared = streaming(dynamic, 4, 80, seq_len=N).score(row).nll
+    assert (declared - streaming(dynamic, 4, 80).score(row).nll).abs().max() > SEEN
+    mistral = tiny("mistral", sliding_window=11)
+    found = streaming(mistral, 4, 1020)
+    assert found.streamed.remembers == "11 tokens, its layers' own window"
+    assert streaming(plain).streamed.remembers == "3 + 21 tokens"
+
+
+def test_a_declared_length_must_matter_and_hold_the_cache() -> None:
+    with pytest.raises(ConfigError, match="seq_len 200 would change nothing"):
+        streaming(tiny_model(), seq_len=200)
+    with pytest.raises(ConfigError, match=r"seq_len 23 is declared.*holds 24 tokens.*Declare 24"):
+        streaming(tiny_model(rope=DYNAMIC), seq_len=23)
+    with pytest.raises(ConfigError, match="would change nothing"):
+        check_fits(transformers.BloomConfig(), S, W, seq_len=200)
+
+
+def test_the_trained_length_that_is_given_sets_the_table() -> None:
+    row, further = tokens(N), 4 * TRAINED
+    open_, closed = (
+        tiny_model(rope=DYNAMIC | own, max_position_embeddings=further)
+        for own in ({}, dict(original_max_position_embeddings=TRAINED))
+    )
+    sizes = dict(sinks=4, window=N)
+    wanted = streaming(closed, **sizes).score(row).nll
+    given = dict(original_max_position_embeddings=TRAINED)
+    assert torch.equal(streaming(open_, **sizes, **given).score(row).nll, wanted)
+    other = dict(original_max_position_embeddings=TRAINED // 2)
+    assert (streaming(open_, **sizes, **other).score(row).nll - wanted).abs().max() > SEEN
 
 
 def test_a_length_that_the_config_leaves_open_can_be_given() -> None:

@@ -14,7 +14,9 @@ from transformers import AttentionInterface
 from longspan.adapters.rope import rope_from_config
 from longspan.adapters.rotation import exact_rotation
 from longspan.adapters.streamed import StreamedModel
+from longspan.caches import cache
 from longspan.errors import ConfigError, UnsupportedModelError
+from longspan.tools.stream import stream as endless
 from tiny_families import OWN, logits, tiny, tokens
 
 S, W, N = 3, 11, 60
@@ -290,7 +292,8 @@ def test_case_11_request_is_a_fresh_forward_of_the_declared_length(name: str, la
     with exact_rotation(plain, ropes, seq_len=GROWN):
         fresh = logits(plain, row)
     for seq_len, same in ((GROWN, True), (30, False)):
-        stream = StreamedModel(model, 0, 128, seq_len=seq_len)
+        declared = StreamedModel(model, 0, GROWN, seq_len=30)  # less than it then reads
+        stream = endless(model, None, 0, GROWN, seq_len=seq_len).streamed if same else declared
         for sizes in GROWTH.values():
             off = (fed(stream, row, sizes) - fresh).abs().max()
             assert off < DOUBLE["atol"] if same else off > SEEN
@@ -300,7 +303,7 @@ def test_case_11_request_is_a_fresh_forward_of_the_declared_length(name: str, la
 @pytest.mark.parametrize("name", LENGTHS)
 def test_case_11_step_is_token_by_token_with_raw_keys(name: str, layers: int) -> None:
     model, row = case_11(name, layers), tokens(GROWN)
-    stream, wanted = StreamedModel(model, 0, 128), oracle(model, row, 0, 128)
+    stream, wanted = endless(model, None, 0, 128).streamed, oracle(model, row, 0, 128)
     for sizes in GROWTH.values():
         torch.testing.assert_close(fed(stream, row, sizes), wanted, **DOUBLE)
     ids, mask = padded((PROMPT, 41), GROWN - 41)
@@ -352,6 +355,28 @@ def test_restored_is_saved(family: str) -> None:
     assert torch.equal(fed(stream, more, sizes, again), wanted)
     with pytest.raises(ConfigError, match=r"14 slots.* = 16"):
         StreamedModel(made(family), S, W + 2).new_cache().restore(saved)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("sizes", [[1] * 60, [7, 1, 20, 1, 1, 30]])
+def test_positions_counted_anew_change_nothing(
+    family: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = StreamedModel(made(family), S, W)
+    ids, mask = padded((1, W, 3 * W), 60 - 3 * W)
+    wanted = fed_with(stream, ids, mask, sizes)
+    monkeypatch.setattr(cache, "REBASE", 16)
+    here = mask.bool()
+    torch.testing.assert_close(fed_with(stream, ids, mask, sizes)[here], wanted[here], **DOUBLE)
+
+    kept, again, row = stream.new_cache(), stream.new_cache(), tokens(60)
+    monkeypatch.setattr(cache, "REBASE", 1 << 20)
+    wanted = fed(stream, row, sizes)
+    monkeypatch.setattr(cache, "REBASE", 16)
+    fed(stream, row[:, :40], [1] * 40, kept)
+    assert all(each.base > 16 for each in kept.caches.values())
+    again.restore(kept.state())
+    torch.testing.assert_close(fed(stream, row[:, 40:], [1] * 20, again), wanted[:, 40:], **DOUBLE)
 
 
 def test_a_cache_that_is_reset_is_new_and_one_that_is_full_does_not_grow() -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from longspan.cli import studying
 from longspan.cli.evaluating import forget_finished
 from longspan.cli.main import main
+from longspan.report.progress import PartLines
 from longspan.tools.ranks import Ranks
 from longspan.tools.study_results import StudyResult, from_json
 from longspan.tools.study_training import Training
@@ -225,7 +226,7 @@ def test_bad_input_is_one_clear_line(run, tmp_path, words, code, told):
 
 def test_progress_without_a_terminal_is_a_few_lines():
     shown = io.StringIO()
-    tell = studying.Lines(Console(file=shown, width=80))
+    tell = PartLines(Console(file=shown, width=80))
     for model in range(2):
         for step in range(1000):
             tell(f"rope, seed {model}: step {step} of 1,000", model * 1000 + step, 2000)

@@ -18,7 +18,7 @@ from longspan.adapters.mask_functions import NO_LIMIT, MaskFunction, read_mask_f
 from longspan.adapters.passed_mask import PassedMask
 from longspan.adapters.rotation import lay_out
 from longspan.adapters.stream_cache import Pending, StreamCache
-from longspan.caches import Encoding, KeyValueCache, Scoring, Step
+from longspan.caches import KeyValueCache, LayerEncoding, Scoring, Step
 from longspan.errors import ConfigError, UnsupportedModelError
 from longspan.masks import causal, sliding_window
 from longspan.rotary.rope import Rope
@@ -35,7 +35,7 @@ class Seat:
     streamed: StreamedModel
     layer: int
     kind: str
-    encoding: Encoding
+    encoding: LayerEncoding
 
 
 class NewTokens(PassedMask):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from torch import Tensor
 from transformers import Cache
@@ -25,6 +26,15 @@ class Pending(NamedTuple):
     keys: Tensor
 
 
+class Handover(threading.local):
+    """From a cache's update to the attention that follows it, in the same thread."""
+
+    pending: Pending | None = None
+
+
+HANDOVER = Handover()
+
+
 class StreamCache(Cache):
     """What a streamed model remembers of one batch; its memory does not grow.
 
@@ -33,9 +43,6 @@ class StreamCache(Cache):
         caches: by kind of layer.
         kinds: of each layer.
     """
-
-    pending: ClassVar[Pending | None] = None
-    """What the next attention call is about; it takes it."""
 
     def __init__(
         self, streamed: StreamedModel, caches: Mapping[str, KeyValueCache], kinds: tuple[str, ...]
@@ -62,13 +69,13 @@ class StreamCache(Cache):
                 "this model does not remember in a stream's cache. Call stream.model, the model "
                 "that longspan.stream(…) made, with cache=stream.new_cache()."
             )
-        StreamCache.pending = Pending(self, layer_idx, key_states)
+        HANDOVER.pending = Pending(self, layer_idx, key_states)
         return key_states, value_states
 
     @staticmethod
     def take() -> Pending | None:
         """Returns what is pending, which then no longer is."""
-        pending, StreamCache.pending = StreamCache.pending, None
+        pending, HANDOVER.pending = HANDOVER.pending, None
         return pending
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -15,10 +15,11 @@ from longspan.adapters.config_fields import as_mapping
 from longspan.adapters.extended import twin
 from longspan.adapters.families import layer_count, layer_types, text_part
 from longspan.adapters.rope import rope_from_config
+from longspan.adapters.ropes import Ropes
 from longspan.adapters.rotation import require_family, rotary_modules, table_form
 from longspan.adapters.stream_attention import Seat, Unturned, attention, new_tokens
 from longspan.adapters.stream_cache import SINKS, SLIDING, StreamCache
-from longspan.caches import Encoding, KeyValueCache, SinkCache, WindowCache
+from longspan.caches import KeyValueCache, LayerEncoding, SinkCache, WindowCache
 from longspan.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class StreamedModel:
         sliding_window: last tokens kept, the newest included.
         seq_len: the length whose table is used throughout, where a rope depends on it (dynamic
             NTK, LongRoPE); left at None, each token uses the table of its own place in the cache.
+        original_max_position_embeddings: the trained length, where the config leaves it open.
 
     Raises:
         UnsupportedModelError: for a family that longspan does not know, saying what is missing.
@@ -49,11 +51,14 @@ class StreamedModel:
         num_sink_tokens: int,
         sliding_window: int,
         seq_len: int | None = None,
+        original_max_position_embeddings: int | None = None,
     ) -> None:
         SinkCache(num_sink_tokens, sliding_window)  # refuses wrong sizes before anything is made
         self.num_sink_tokens = num_sink_tokens
         self.sliding_window = sliding_window
-        encodings, self.kinds, self.native_window = _plan(model, seq_len)
+        self.seq_len = seq_len
+        self.original_max_position_embeddings = original_max_position_embeddings
+        encodings, self.kinds, self.native_window = _plan(self, model)
         self.encodings = dict(enumerate(encodings))
         self.model = _seated(self, model)
 
@@ -65,6 +70,13 @@ class StreamedModel:
         if SLIDING in self.kinds:
             caches[SLIDING] = WindowCache(self.native_window or 1)
         return StreamCache(self, caches, self.kinds)
+
+    @property
+    def remembers(self) -> str:
+        """What a layer that sees far keeps; a model of sliding layers alone has none."""
+        if SINKS in self.kinds:
+            return f"{self.num_sink_tokens} + {self.sliding_window:,} tokens"
+        return f"{self.native_window or 1:,} tokens, its layers' own window"
 
     def facts(self) -> dict[str, Any]:
         """Returns what must agree for remembered keys to be of use: the model and the sizes."""
@@ -81,12 +93,12 @@ class StreamedModel:
 
 
 def _plan(
-    model: PreTrainedModel, seq_len: int | None
-) -> tuple[list[Encoding], tuple[str, ...], int | None]:
+    streamed: StreamedModel, model: PreTrainedModel
+) -> tuple[list[LayerEncoding], tuple[str, ...], int | None]:
     """Returns each layer's encoding and cache, and the model's own sliding window."""
     if model.config.model_type in STAND_INS:
-        alibi, layers = Encoding(bias=alibi_of(model)), layer_count(as_mapping(model.config))
-        return [alibi] * layers, (SINKS,) * layers, None
+        layers = layer_count(as_mapping(model.config))
+        return [LayerEncoding(bias=alibi_of(model))] * layers, (SINKS,) * layers, None
     family = require_family(model)
     table_form(model)
     if family.mla:
@@ -100,7 +112,7 @@ def _plan(
             f"{config['num_kv_shared_layers']} layers of this model read the keys of another layer "
             "(num_kv_shared_layers), which a stream does not do yet."
         )
-    ropes, types = rope_from_config(model.config), layer_types(config, family)
+    ropes, types = _ropes(streamed, model), layer_types(config, family)
     unknown = set(types) - {"full_attention", "sliding_attention"}
     if unknown:
         raise UnsupportedModelError(
@@ -111,9 +123,14 @@ def _plan(
     for layer in range(len(types)):
         rope = ropes.for_layer(layer)
         by_length = rope is not None and rope.method.depends_on_length
-        encodings.append(Encoding(rope, seq_len if by_length else None))
+        encodings.append(LayerEncoding(rope, streamed.seq_len if by_length else None))
     kinds = tuple(SLIDING if kind == "sliding_attention" else SINKS for kind in types)
     return encodings, kinds, config.get("sliding_window")
+
+
+def _ropes(streamed: StreamedModel, model: PreTrainedModel) -> Ropes:
+    given = streamed.original_max_position_embeddings
+    return rope_from_config(model.config, original_max_position_embeddings=given)
 
 
 def _seated(streamed: StreamedModel, model: PreTrainedModel) -> PreTrainedModel:
@@ -127,7 +144,7 @@ def _seated(streamed: StreamedModel, model: PreTrainedModel) -> PreTrainedModel:
     if model.config.model_type in STAND_INS:
         stand_in(found, cast(AttentionFunction, attention), NAME)
     else:
-        _hand_through(found)
+        _hand_through(found, _ropes(streamed, model))
     text = found.config.get_text_config().model_type
     for module in found.modules():
         layer = getattr(module, "layer_idx", None)
@@ -140,9 +157,9 @@ def _seated(streamed: StreamedModel, model: PreTrainedModel) -> PreTrainedModel:
     return found.eval()
 
 
-def _hand_through(model: PreTrainedModel) -> None:
+def _hand_through(model: PreTrainedModel, ropes: Ropes) -> None:
     """Lets a model's rotary modules turn nothing, and its layers call this module's attention."""
-    ropes, form = rope_from_config(model.config), table_form(model)
+    form = table_form(model)
     for parent, name, _ in rotary_modules(model):
         parent._modules[name] = Unturned(ropes, form)
     model.base_model.register_forward_pre_hook(refuse_weights, with_kwargs=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from longspan.caches.cache import FullCache, KeyValueCache, SinkCache, WindowCache
-from longspan.caches.encoding import Encoding, Scoring
+from longspan.caches.encoding import LayerEncoding, Scoring
 from longspan.caches.step import Step
 
 __all__ = [
-    "Encoding",
     "FullCache",
     "KeyValueCache",
+    "LayerEncoding",
     "Scoring",
     "SinkCache",
     "Step",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longspan.caches.buffers import Buffers
-from longspan.caches.encoding import Encoding, Scoring
+from longspan.caches.encoding import LayerEncoding, Scoring
 from longspan.caches.many import attend_many
 from longspan.caches.one import attend_one
 from longspan.caches.sinks import Sinks, sinks_of
@@ -43,7 +43,7 @@ class KeyValueCache:
     def forget(self) -> None:
         """Empties the cache."""
         self.layers: dict[int, Buffers] = {}
-        self.encodings: dict[int, Encoding] = {}
+        self.encodings: dict[int, LayerEncoding] = {}
         self.sinks: list[Sinks] | None = None
         """The sinks of all layers, once a single token has found all of them stored."""
         self.seen = torch.zeros(1, dtype=torch.int64)
@@ -108,7 +108,7 @@ class KeyValueCache:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        encoding: Encoding,
+        encoding: LayerEncoding,
         scoring: Scoring = PLAIN,
     ) -> Tensor:
         """Returns the new tokens' attention over what is kept and themselves, and stores them.
@@ -155,7 +155,7 @@ class KeyValueCache:
                 found[f"{layer}.turned"] = kept.turned
         return {name: tensor.clone() for name, tensor in found.items()}
 
-    def restore(self, state: Mapping[str, Tensor], encodings: Mapping[int, Encoding]) -> None:
+    def restore(self, state: Mapping[str, Tensor], encodings: Mapping[int, LayerEncoding]) -> None:
         """Takes back what `state` returned, in place of what is remembered now.
 
         Args:
@@ -182,7 +182,9 @@ class KeyValueCache:
             raw, values = state[f"{layer}.raw"].clone(), state[f"{layer}.values"].clone()
             self.layers[layer] = Buffers(raw, None if turned is None else turned.clone(), values)
 
-    def _buffers(self, step: Step, layer: int, k: Tensor, v: Tensor, encoding: Encoding) -> Buffers:
+    def _buffers(
+        self, step: Step, layer: int, k: Tensor, v: Tensor, encoding: LayerEncoding
+    ) -> Buffers:
         capacity = self.slots.capacity
         if layer not in self.layers:
             room = step.count + GROWTH if capacity is None else capacity

@@ -34,7 +34,7 @@ class Scoring:
 
 
 @dataclass(frozen=True, eq=False)
-class Encoding:
+class LayerEncoding:
     """A layer's rotation or bias; neither for a layer without positions (NoPE).
 
     Attributes:

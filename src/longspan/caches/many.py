@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longspan.attention import attend, merge
 from longspan.caches.buffers import Buffers
-from longspan.caches.encoding import Encoding, Scoring
+from longspan.caches.encoding import LayerEncoding, Scoring
 from longspan.caches.step import Step
 
 
@@ -23,7 +23,7 @@ def attend_many(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    encoding: Encoding,
+    encoding: LayerEncoding,
     scoring: Scoring,
 ) -> Tensor:
     """Returns the attention of new tokens over what is kept and themselves; then stores them.
@@ -51,7 +51,7 @@ def _run(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    encoding: Encoding,
+    encoding: LayerEncoding,
     scoring: Scoring,
     length: Tensor | None,
 ) -> Tensor:
@@ -90,7 +90,7 @@ def _run(
     return merge(out, lse, *met)[0].to(q.dtype)
 
 
-def _old(step: Step, kept: Buffers, encoding: Encoding, length: Tensor | None) -> Buffers:
+def _old(step: Step, kept: Buffers, encoding: LayerEncoding, length: Tensor | None) -> Buffers:
     """Returns what was kept before the step, the sinks left out, as its queries meet it."""
     order, positions = step.old
     start = step.slots.num_sink_tokens
@@ -104,7 +104,7 @@ def _old(step: Step, kept: Buffers, encoding: Encoding, length: Tensor | None) -
     return Buffers(keys, None, values)
 
 
-def _runs(step: Step, encoding: Encoding) -> Iterator[tuple[Step, slice, Tensor]]:
+def _runs(step: Step, encoding: LayerEncoding) -> Iterator[tuple[Step, slice, Tensor]]:
     """Yields the tokens of a step in runs that share one table, with that table's length [R]."""
     lengths = step.within.clamp_min(0) + 1
     tables = encoding.tables_of(lengths)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from longspan.attention import attend
 from longspan.caches.buffers import Buffers
-from longspan.caches.encoding import Encoding, Scoring
+from longspan.caches.encoding import LayerEncoding, Scoring
 from longspan.caches.step import Step
 
 
@@ -18,7 +18,7 @@ def attend_one(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    encoding: Encoding,
+    encoding: LayerEncoding,
     scoring: Scoring,
 ) -> Tensor:
     """Returns the attention of one token a row over what is kept and itself; stores it first.
@@ -69,7 +69,7 @@ def attend_one(
     )
 
 
-def _turn_sinks(step: Step, kept: Buffers, encoding: Encoding) -> None:
+def _turn_sinks(step: Step, kept: Buffers, encoding: LayerEncoding) -> None:
     sinks = step.slots.num_sink_tokens
     if sinks and kept.turned is not None and not step.sinks_moved:
         raw = kept.raw[:, :, :sinks]

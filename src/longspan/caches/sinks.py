@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longspan.caches.buffers import Buffers
-from longspan.caches.encoding import Encoding
+from longspan.caches.encoding import LayerEncoding
 from longspan.caches.step import Step
 
 
@@ -21,7 +21,7 @@ from longspan.caches.step import Step
 class Sinks:
     """The sinks of layers that turn alike, once all of them are stored and change no more."""
 
-    encoding: Encoding
+    encoding: LayerEncoding
     raw: Tensor
     """[L, B, K, S, D], never turned."""
     places: tuple[Tensor, ...]
@@ -35,7 +35,7 @@ class Sinks:
 
 
 def sinks_of(
-    layers: Mapping[int, Buffers], encodings: Mapping[int, Encoding], count: int
+    layers: Mapping[int, Buffers], encodings: Mapping[int, LayerEncoding], count: int
 ) -> list[Sinks]:
     """Returns the sinks of all layers that turn, those that turn alike together.
 

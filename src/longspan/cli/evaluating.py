@@ -11,17 +11,16 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from longspan.adapters.load import load_model
 from longspan.errors import LongspanError
 from longspan.files import refuse_existing, write_text
 from longspan.report.figures import nll_by_position, passkey_grid, save_figure
 from longspan.report.page import evaluation_page, write_page
+from longspan.report.progress import shown_parts
 from longspan.report.tables import evaluation_heading, evaluation_table, passkey_table
 from longspan.tools.evaluate import evaluate
 from longspan.tools.evaluation import Evaluation, to_json
-from longspan.tools.measuring import Progress as Tell
 from longspan.tools.ranks import Ranks
 from longspan.tools.texts import read_texts
 
@@ -56,7 +55,7 @@ def run(
             loaded, tokenizer = load_model(
                 model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
             )
-        with nullcontext() if ranks.rank else shown_progress() as tell:
+        with nullcontext() if ranks.rank else shown_parts() as tell:
             evaluation = evaluate(
                 loaded,
                 tokenizer,
@@ -127,20 +126,3 @@ def print_result(evaluation: Evaluation, place: Path) -> None:
         console.print(passkey_table(evaluation))
     console.print(f"Page: {place / PAGE}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"JSON: {place / RESULT}", soft_wrap=True, highlight=False, markup=False)
-
-
-@contextmanager
-def shown_progress() -> Iterator[Tell]:
-    """Yields a progress callback: a bar on a terminal's standard error, else a line a part."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda what, done, parts: console.print(
-            f"[{done}/{parts}] {what}", soft_wrap=True, highlight=False, markup=False
-        )
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("loading")
-        yield lambda what, done, parts: bar.update(
-            task, description=what, completed=done, total=parts
-        )

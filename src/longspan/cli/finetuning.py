@@ -10,10 +10,11 @@ from typing import Any
 from rich.console import Console
 
 from longspan.adapters.load import load_model, read_config
-from longspan.cli.evaluating import shown_progress, told_of_the_end
+from longspan.cli.evaluating import told_of_the_end
 from longspan.errors import OutputError
 from longspan.files import refuse_existing
 from longspan.report.finetune import finetuning_heading, finetuning_table
+from longspan.report.progress import shown_parts
 from longspan.tools.finetune import finetune
 from longspan.tools.finetune_results import FineTuning
 from longspan.tools.finetune_saving import save_finetuned
@@ -56,7 +57,7 @@ def run(
         sources = read_texts(texts)
         loaded, tokenizer = load_model(model, trust_remote_code=trust_remote_code)
     ending = told_of_the_end(Ranks(rank, size))
-    with ending, shown_progress() if rank == 0 else nullcontext() as tell:
+    with ending, shown_parts() if rank == 0 else nullcontext() as tell:
         tuned = finetune(
             loaded,
             tokenizer,

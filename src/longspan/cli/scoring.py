@@ -15,10 +15,10 @@ from longspan.adapters.load import load_model, read_config
 from longspan.cli.streaming import open_stream, require_writable
 from longspan.files import refuse_existing, whole_file, write_text
 from longspan.report.figures import save_figure, stream_comparison, stream_score
-from longspan.report.progress import shown_progress
+from longspan.report.progress import shown_text
 from longspan.report.stream import print_comparison, print_score
 from longspan.tools.stream_compare import compare as compare_methods
-from longspan.tools.stream_reach import check_fits, reach
+from longspan.tools.stream_reach import check_fits
 from longspan.tools.stream_results import to_json
 from longspan.tools.stream_score import score_text
 from longspan.tools.texts import read_texts
@@ -34,7 +34,6 @@ def score(
     resume: bool,
     save_every: int,
     as_json: bool,
-    original: int | None,
     force: bool,
     tokens: int | None,
     repeat: bool,
@@ -46,15 +45,14 @@ def score(
     if output is not None and state is not None:
         prepare(output, state, force=force, resume=resume)
     text = read_texts([score])[0]
-    opened = open_stream(model, original=original, force=force, **options)
-    with told_when_interrupted(state), shown_progress() as announce:
+    opened = open_stream(model, force=force, **options)
+    with told_when_interrupted(state), shown_text() as announce:
         found, nll = score_text(
             opened,
             text,
             tokens=tokens,
             repeat=repeat,
             chunk_size=chunk_size,
-            original_max_position_embeddings=original,
             name=model,
             announce=announce,
             state=state,
@@ -122,11 +120,16 @@ def compare(
         refuse_existing(output / COMPARISON, force=force)
         require_writable(output)
     text = read_texts([score])[0]
-    check_fits(reach(read_config(model), original), num_sink_tokens, sliding_window)
+    check_fits(
+        read_config(model),
+        num_sink_tokens,
+        sliding_window,
+        original_max_position_embeddings=original,
+    )
     loaded, tokenizer = load_model(
         model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
     )
-    with told_when_interrupted(None), shown_progress() as announce:
+    with told_when_interrupted(None), shown_text() as announce:
         found = compare_methods(
             loaded,
             tokenizer,

@@ -21,13 +21,13 @@ from longspan.errors import did_you_mean
 
 METHODS = ("streaming", "window", "recompute", "dense")
 
-WRITING = {"max_new_tokens", "stop", "load", "save"}
+WRITING = {"max_new_tokens", "stop", "load", "save", "seq_len"}
 WRITING |= {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"}
 READING = {"score", "tokens", "repeat", "chunk_size", "output", "as_json"}
 READ_BY = {
     "chat": WRITING | {"system", "pin_prompt"},
     "text": WRITING | {"prompt", "pin_prompt", "ignore_eos", "as_json"},
-    "score": READING | {"resume", "save_every"},
+    "score": READING | {"resume", "save_every", "seq_len"},
     "compare": READING | {"compare", "sinks", "recompute_tokens", "dense_tokens"},
 }
 """The options that each way to use the command reads, beside those that all of them read."""
@@ -44,6 +44,8 @@ NEEDS = {
     "force": (("output", "save"), "-o or --save, what to replace"),
 }
 """Options that do nothing without another one, and what is said then."""
+METHOD_OF = {"recompute_tokens": "recompute", "dense_tokens": "dense"}
+"""Options that one method of --compare reads."""
 
 
 class Names(click.ParamType):
@@ -156,6 +158,11 @@ class Numbers(click.ParamType):
 @click.option(
     "--sliding-window", type=Tokens(), default=1020, show_default=True, help="Last tokens kept."
 )
+@click.option(
+    "--seq-len",
+    type=Tokens(),
+    help="The whole text's length, for dynamic NTK and LongRoPE. [default: as it grows]",
+)
 @original_option
 @click.option("--force", is_flag=True, help="Replace what is there.")
 @dtype_option
@@ -205,6 +212,9 @@ def refuse_unread(ctx: click.Context, mode: str) -> None:
             )
         if given and name in ("system", "pin_prompt") and ctx.params["load"] is not None:
             raise click.UsageError(f"{flag} does nothing with --load: its text has begun.", ctx)
+        method = METHOD_OF.get(name)
+        if given and method and method not in (ctx.params["compare"] or ()):
+            raise click.UsageError(f"{flag} needs {method} among the methods of --compare.", ctx)
         needed, why = NEEDS.get(name, (("model",), ""))
         if given and all(ctx.params[other] is None for other in needed):
             raise click.UsageError(f"{flag} needs {why}.", ctx)

@@ -11,7 +11,7 @@ import torch
 from longspan.adapters.load import load_model, read_config
 from longspan.files import refuse_existing, write_text
 from longspan.tools.stream import Stream, stream
-from longspan.tools.stream_reach import check_fits, reach
+from longspan.tools.stream_reach import check_fits
 
 
 def open_stream(
@@ -19,6 +19,7 @@ def open_stream(
     *,
     num_sink_tokens: int,
     sliding_window: int,
+    seq_len: int | None,
     original: int | None,
     force: bool,
     dtype: str,
@@ -31,7 +32,7 @@ def open_stream(
 
     Args:
         model: see `load_model`.
-        num_sink_tokens, sliding_window, original: see `stream`.
+        num_sink_tokens, sliding_window, seq_len, original: see `stream`.
         force: whether `save` may be there already.
         dtype, trust_remote_code: see `load_model`.
         pinned: from the tokenizer to the first tokens that must not be dropped.
@@ -40,14 +41,13 @@ def open_stream(
     if save is not None:
         refuse_existing(save, force=force)
         require_writable(save.parent)
-    check_fits(reach(read_config(model), original), num_sink_tokens, sliding_window)
+    lengths = {"seq_len": seq_len, "original_max_position_embeddings": original}
+    check_fits(read_config(model), num_sink_tokens, sliding_window, **lengths)
     loaded, tokenizer = load_model(
         model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
     )
     sinks = max(num_sink_tokens, pinned(tokenizer))
-    opened = stream(
-        loaded, tokenizer, sinks, sliding_window, original_max_position_embeddings=original
-    )
+    opened = stream(loaded, tokenizer, sinks, sliding_window, **lengths)
     if load is not None:
         opened.load(load)
     return opened

@@ -11,13 +11,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from longspan.cli.evaluating import forget_finished, told_of_the_end
 from longspan.files import refuse_existing
+from longspan.report.progress import shown_parts
 from longspan.report.study import PAGE, RESULT, write_study
 from longspan.report.study_tables import print_study
-from longspan.tools.measuring import Progress as Tell
 from longspan.tools.ranks import Ranks
 from longspan.tools.study import study
 from longspan.tools.study_plan import ModelSizes
@@ -26,7 +25,6 @@ from longspan.tools.texts import read_texts
 
 STATE = "state"
 LONGEST_TRAINING = timedelta(days=7)  # a rank waits for whole trainings of another
-LINES = 20  # of progress where there is no terminal, beside one a model
 
 
 def run(
@@ -51,7 +49,7 @@ def run(
             refuse_existing(place / RESULT, force=force)
             forget_finished(place / RESULT, place / STATE)
             sources = read_texts(texts)
-        with nullcontext() if ranks.rank else shown_progress() as tell:
+        with nullcontext() if ranks.rank else shown_parts() as tell:
             result = study(
                 sources,
                 sizes=sizes,
@@ -86,34 +84,3 @@ def told_when_interrupted(place: Path) -> Iterator[None]:
             f"interrupted. Finished parts are kept in {place / STATE}; the same command goes on "
             "from them."
         ) from None
-
-
-@contextmanager
-def shown_progress() -> Iterator[Tell]:
-    """Yields a progress callback: a bar on a terminal's standard error, else lines now and then."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield Lines(console)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("preparing", total=None)
-        yield lambda what, done, parts: bar.update(
-            task, description=what, completed=done, total=parts
-        )
-
-
-class Lines:
-    """Prints a line where a model begins, and at every twentieth of the whole."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.last = ("", -1)
-
-    def __call__(self, what: str, done: int, parts: int) -> None:
-        """Told how many parts are done."""
-        here = (what.partition(":")[0], LINES * done // parts)
-        if here != self.last:
-            self.last = here
-            line = f"{done / parts:4.0%} {what}"
-            self.console.print(line, soft_wrap=True, highlight=False, markup=False)

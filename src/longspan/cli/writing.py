@@ -41,8 +41,9 @@ def chat(
     opened = open_stream(model, pinned=pinned, save=save, **options)
     talk = Chat(opened, ChatTemplate(opened.tokenizer, system))
     writing = Writing(opened, sampling, max_new_tokens or 0, stop)
-    sizes = f"{opened.num_sink_tokens} + {opened.sliding_window:,} tokens"
-    click.echo(f"{model} remembers {sizes}. {HINT}; Ctrl-C ends an answer.", err=True)
+    click.echo(
+        f"{model} remembers {opened.streamed.remembers}. {HINT}; Ctrl-C ends an answer.", err=True
+    )
     while (text := asked()) is not None:
         for piece in writing.pieces(talk.turn(text)):
             show(piece)

@@ -23,7 +23,8 @@ def token_nll(model: Any, input_ids: Tensor, *, chunk_tokens: int = CHUNK_TOKENS
         chunk_tokens: logits held at a time.
 
     Returns:
-        [N − 1] float32 on the CPU, nats; entry i belongs to target position i + 1.
+        [N − 1] float32, or the model's float64, on the CPU, nats; entry i belongs to target
+        position i + 1.
 
     Raises:
         ShapeError: if `input_ids` is not one row of two or more tokens of the vocabulary.
@@ -54,18 +55,23 @@ def chunked_nll(
         chunk_tokens: C, the most logits held.
 
     Returns:
-        [T] float32, nats.
+        [T] float32, or float64 where `hidden` is, nats.
     """
     if chunk_tokens < 1:
         raise ShapeError(f"chunk_tokens must be at least 1, got {chunk_tokens}.")
-    nll = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+    nll = torch.empty(targets.shape, dtype=nll_dtype(hidden.dtype), device=hidden.device)
     for start in range(0, targets.shape[0], chunk_tokens):
         part = slice(start, start + chunk_tokens)
-        logits = head(hidden[:, part])[0].float()  # [C, V]
+        logits = head(hidden[:, part])[0].to(nll.dtype)  # [C, V]
         of_target = logits.gather(-1, targets[part, None]).squeeze(-1)
         nll[part] = logits.logsumexp(dim=-1) - of_target
         del logits  # before the next chunk's exist
     return nll
+
+
+def nll_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns what a likelihood is reckoned in for a model's dtype: float32, or its float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def check_finite(nll: Tensor, dtype: str) -> None:

@@ -1,4 +1,4 @@
-"""How far a text is that goes by: a bar on a terminal, else a line now and then."""
+"""How far long work is: a bar on a terminal's standard error, else a line now and then."""
 
 from __future__ import annotations
 
@@ -8,19 +8,60 @@ from contextlib import contextmanager
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from torch import Tensor
 
+from longspan.tools.measuring import Progress as Tell
 from longspan.tools.stream_score import Announce, Seen
 from longspan.tools.stream_state import resident_bytes
 
+LINES = 20  # of work in parts, where there is no terminal, beside one for each that begins
+
 
 @contextmanager
-def shown_progress() -> Iterator[Announce]:
-    """Yields what shows how far a text is: a bar on a terminal, else a line a tenth of the text."""
+def shown_parts() -> Iterator[Tell]:
+    """Yields what shows how many parts of some work are done, and the one under way."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda what, tokens: Lines(console, what, tokens)
+        yield PartLines(console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("preparing", total=None)
+        yield lambda what, done, parts: bar.update(
+            task, description=what, completed=done, total=parts
+        )
+
+
+class PartLines:
+    """Prints a line where a part begins, as told before a colon, and at twentieths of the whole."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.last = ("", -1)
+
+    def __call__(self, what: str, done: int, parts: int) -> None:
+        """Told how many parts are done, and which is under way."""
+        here = (what.partition(":")[0], LINES * done // parts)
+        if here != self.last:
+            self.last = here
+            line = f"{done / parts:4.0%} {what}"
+            self.console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+@contextmanager
+def shown_text() -> Iterator[Announce]:
+    """Yields what shows how much of a text is read: a line a tenth where there is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what, tokens: TextLines(console, what, tokens)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
@@ -38,7 +79,7 @@ def shown_progress() -> Iterator[Announce]:
         yield announce
 
 
-class Lines:
+class TextLines:
     """Prints a line at every tenth of a text."""
 
     def __init__(self, console: Console, what: str, tokens: int) -> None:

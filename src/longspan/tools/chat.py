@@ -17,7 +17,7 @@ from longspan.errors import ConfigError, UnsupportedModelError
 from longspan.tools.rows import token_ids
 from longspan.tools.sampling import Sampling
 from longspan.tools.stream import Stream
-from longspan.tools.stream_text import Pieces, until_stop
+from longspan.tools.stream_text import until_stop
 
 # Stand in for what was said before; a template only looks at who spoke.
 QUESTION, OTHER, ANSWER = "Once, a question.", "Another question.", "«the answer before»"
@@ -148,9 +148,7 @@ class Writing:
         self.sampling = replace(self.sampling, seed=None)
         self.tokens, self.ended, begun = 0, "stop", time.perf_counter()
         with interruptible() as asked:
-            yield from until_stop(
-                Pieces(self.stream.tokenizer).of(self._counted(ids, asked)), self.stop
-            )
+            yield from until_stop(self.stream.pieces(self._counted(ids, asked)), self.stop)
         self.seconds = time.perf_counter() - begun
 
     def _counted(self, ids: Iterator[int], asked: list[int]) -> Iterator[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from longspan.adapters.head import SplitForward
 from longspan.tools.cells import weights_digest
 from longspan.tools.extend import apply_plan
-from longspan.tools.finetune_loop import Training
+from longspan.tools.finetune_loop import FineTuneLoop
 from longspan.tools.finetune_model import Trainable, accelerator_for
 from longspan.tools.finetune_rows import Rows, read_apart
 from longspan.tools.finetune_saving import FineTuned
@@ -154,7 +154,7 @@ def finetune(
         precision=accelerator.mixed_precision,
     )
     kept = KeptTraining(state_dir, protocol, weights_digest(model))
-    result = Training(
+    result = FineTuneLoop(
         model=subject.model,
         ropes=planned.ropes,
         protocol=protocol,

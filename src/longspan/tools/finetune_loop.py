@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Training:
+class FineTuneLoop:
     """One training under way.
 
     Args:
@@ -136,7 +136,7 @@ class Training:
 
     def _step(self) -> None:
         last = f", loss {self.curve[-1].loss:.3f}" if self.curve else ""
-        self._tell(f"step {self.done + 1} of {self.protocol.steps}{last}")
+        self._tell(f"training: step {self.done + 1} of {self.protocol.steps}{last}")
         taken = self._update(self.done)
         self.curve.append(taken)
         self.done += 1

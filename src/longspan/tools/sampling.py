@@ -55,22 +55,28 @@ class Sampling:
                 continue
             bounds = f"above {low}" + ("" if high is None else f" and at most {high}")
             raise ConfigError(f"{name} must be {bounds}, got {value!r}. {remedy}")
-        narrows = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
-        if narrows and self.temperature is None:
+        of_draws = ("top_k", "top_p", "min_p", "seed")
+        idle = [name for name in of_draws if getattr(self, name) is not None]
+        if idle and self.temperature is None:
             raise ConfigError(
-                f"{', '.join(narrows)} narrow a draw, and without a temperature nothing is drawn. "
-                "Give temperature=1.0 with them."
+                f"{', '.join(idle)}: of a draw, and without a temperature nothing is drawn. Give "
+                "temperature=1.0 too, or leave it out."
             )
 
-    def chooser(self, generator: torch.Generator | None) -> Chooser:
-        """Returns what draws tokens, going on with a generator unless a seed is given."""
+    def chooser(self, generator: torch.Generator | None, written: deque[int]) -> Chooser:
+        """Returns what draws tokens, going on with a generator unless a seed is given.
+
+        Args:
+            generator: of the draws before.
+            written: tokens that are penalised; what is drawn is added.
+        """
         if self.seed is not None or generator is None:
             generator = torch.Generator()
             if self.seed is None:
                 generator.seed()
             else:
                 generator.manual_seed(self.seed)
-        return Chooser(self, generator)
+        return Chooser(self, generator, written)
 
     def scores(self, logits: Tensor, written: Collection[int]) -> Tensor:
         """Returns the logits [V] that a token is drawn by; −∞ for those that are out.
@@ -93,9 +99,8 @@ class Sampling:
 class Chooser:
     """Draws one token after another."""
 
-    def __init__(self, sampling: Sampling, generator: torch.Generator) -> None:
-        self.sampling, self.generator = sampling, generator
-        self.written: deque[int] = deque(maxlen=REMEMBERED)
+    def __init__(self, sampling: Sampling, generator: torch.Generator, written: deque[int]) -> None:
+        self.sampling, self.generator, self.written = sampling, generator, written
 
     def __call__(self, logits: Tensor) -> int:
         """Returns the next token for logits [V].

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,14 +14,14 @@ from torch import Tensor
 
 from longspan.adapters.head import SplitForward
 from longspan.errors import ConfigError, ShapeError
-from longspan.metrics.likelihood import check_finite, chunked_nll
+from longspan.metrics.likelihood import check_finite, chunked_nll, nll_dtype
 from longspan.rotary.scaling.base import check_length
 from longspan.tools.cells import weights_digest
 from longspan.tools.measuring import digest
-from longspan.tools.sampling import Sampling
-from longspan.tools.stream_reach import check_fits, reach
+from longspan.tools.sampling import REMEMBERED, Sampling
+from longspan.tools.stream_reach import check_fits
 from longspan.tools.stream_state import give_back_memory, read_state, write_state
-from longspan.tools.stream_text import Pieces, until_stop
+from longspan.tools.stream_text import KEPT, Pieces, until_stop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1024
 LOGITS = 256  # positions whose logits exist at once
+LISTS = ("pending", "last", "written")  # of tokens, that a stream remembers beside its cache
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class StreamScore:
     """How likely a text was, token by token.
 
     Attributes:
-        nll: [N − 1] float32 on the CPU, nats; entry i belongs to token i + 1.
+        nll: [N − 1] float32 on the CPU, float64 of a float64 model, nats; entry i belongs to
+            token i + 1.
     """
 
     nll: Tensor
@@ -69,6 +72,8 @@ class Stream:
         self._split = SplitForward(streamed.model)
         self._cache = streamed.new_cache()
         self._pending: list[int] = []
+        self._last: deque[int] = deque(maxlen=KEPT)
+        self._written: deque[int] = deque(maxlen=REMEMBERED)
 
     def new_cache(self) -> StreamCache:
         """Returns an empty cache for `self.model`, for a batch of its own."""
@@ -82,7 +87,7 @@ class Stream:
     @property
     def last_token(self) -> int | None:
         """The token that its text ends with, read or written."""
-        return self._pending[-1] if self._pending else None
+        return self._last[-1] if self._last else None
 
     @property
     def ends(self) -> frozenset[int]:
@@ -94,7 +99,7 @@ class Stream:
 
     def read(self, prompt: str | Sequence[int]) -> None:
         """Adds to the text without answering. A string's first tokens get BOS where it is usual."""
-        self._pending += self._ids(prompt)
+        self._add(self._ids(prompt))
 
     def generate(
         self,
@@ -121,7 +126,6 @@ class Stream:
         """
         if self.tokenizer is None:
             raise ConfigError("generate yields text, so the stream needs a tokenizer.")
-        pieces = Pieces(self.tokenizer)
         tokens = self.generate_ids(
             prompt,
             max_new_tokens=max_new_tokens,
@@ -129,7 +133,11 @@ class Stream:
             sampling=sampling,
             chunk_size=chunk_size,
         )
-        return until_stop(pieces.of(tokens), stop)
+        return until_stop(self.pieces(tokens), stop)
+
+    def pieces(self, tokens: Iterator[int]) -> Iterator[str]:
+        """Returns what `generate_ids` yields as text, as it stands behind the text so far."""
+        return Pieces(self.tokenizer, self._last).of(tokens)
 
     def generate_ids(
         self,
@@ -153,12 +161,12 @@ class Stream:
         self, count: int | None, ignore_eos: bool, sampling: Sampling, chunk_size: int
     ) -> Iterator[int]:
         ends = () if ignore_eos else self.ends
-        choose = sampling.chooser(self.generator)
+        choose = sampling.chooser(self.generator, self._written)
         written = 0
         while count is None or written < count:
             logits = self._next_logits(chunk_size)
             token = choose(logits)
-            self._pending.append(token)
+            self._add([token])
             self.generator = choose.generator
             if token in ends:
                 return
@@ -199,7 +207,7 @@ class Stream:
             raise ShapeError(
                 f"a text to score is one row of at least 2 tokens, got {list(row.shape)}."
             )
-        nll, cache = torch.empty(row.shape[1] - 1), self.new_cache()
+        nll, cache = torch.empty(row.shape[1] - 1, dtype=self._dtype), self.new_cache()
         done = saved = self._resume(state, row, chunk_size, nll, cache)
         progress(nll[:done])
         while done < len(nll):
@@ -228,7 +236,8 @@ class Stream:
             OutputError: if the place cannot be written.
         """
         found = self._cache.state()
-        found["pending"] = torch.tensor(self._pending, dtype=torch.int64)
+        for name in LISTS:
+            found[name] = torch.tensor(list(getattr(self, f"_{name}")), dtype=torch.int64)
         if self.generator is not None:
             found["generator"] = self.generator.get_state()
         write_state(Path(path), self._facts(), found)
@@ -242,6 +251,8 @@ class Stream:
         """
         found = read_state(Path(path), self._facts())
         self._pending = found.pop("pending").tolist()
+        self._last = deque(found.pop("last").tolist(), KEPT)
+        self._written = deque(found.pop("written").tolist(), REMEMBERED)
         self.generator = None
         if "generator" in found:
             self.generator = torch.Generator()
@@ -267,9 +278,17 @@ class Stream:
             own = {"holds": "a score", "text": digest(row), "chunk_size": chunk_size}
         return own | self.streamed.facts() | {"weights": self._weights}
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        return nll_dtype(self.model.dtype)
+
     @cached_property
     def _weights(self) -> str:
         return weights_digest(self.model)
+
+    def _add(self, tokens: Sequence[int]) -> None:
+        self._pending += tokens
+        self._last.extend(tokens)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
@@ -311,18 +330,25 @@ def stream(
         num_sink_tokens: first tokens that are never dropped.
         sliding_window: last tokens kept, the newest included. With the sinks it must not exceed
             the trained length, or the distances would.
-        seq_len: the declared total length, where the rope's table depends on one.
+        seq_len: the declared total length, where the rope's table depends on one (dynamic NTK,
+            LongRoPE); without it every token uses the table of what the cache holds by then.
         original_max_position_embeddings: the trained length, where the config leaves it open.
 
     Raises:
         UnsupportedModelError: for a family that longspan does not know.
-        ConfigError: for sizes out of range.
+        ConfigError: for sizes out of range, or a `seq_len` that nothing depends on.
 
     Source: Xiao et al. 2023 (arXiv:2309.17453).
     """
     from longspan.adapters.streamed import StreamedModel  # it imports transformers
 
-    streamed = StreamedModel(model, num_sink_tokens, sliding_window, seq_len)
-    lengths = reach(model.config, original_max_position_embeddings)
-    check_fits(lengths, num_sink_tokens, sliding_window)
+    given = original_max_position_embeddings
+    streamed = StreamedModel(model, num_sink_tokens, sliding_window, seq_len, given)
+    check_fits(
+        model.config,
+        num_sink_tokens,
+        sliding_window,
+        seq_len=seq_len,
+        original_max_position_embeddings=given,
+    )
     return Stream(streamed, tokenizer)

@@ -85,8 +85,11 @@ def compare(
         ConfigError: for a text that fits into the cache, an unknown method, or sizes out of range.
     """
     kept = num_sink_tokens + sliding_window
-    lengths = reach(model.config, original_max_position_embeddings)
-    check_fits(lengths, num_sink_tokens, sliding_window)
+    given = original_max_position_embeddings
+    check_fits(
+        model.config, num_sink_tokens, sliding_window, original_max_position_embeddings=given
+    )
+    lengths = reach(model.config, given)
     row = text_row(tokenizer, text, tokens, repeat)
     check_comparable(methods, sinks, kept, row.shape[1], recompute_tokens, dense_tokens)
     protocol = protocol_of(
@@ -108,6 +111,7 @@ def compare(
         protocol=protocol,
         announce=announce,
         kept=kept,
+        original=given,
         places=places.round().long().unique() if "recompute" in methods else None,
         dense_stop=min(dense_tokens, row.shape[1]) if "dense" in methods else None,
     )
@@ -126,6 +130,7 @@ class Reading:
 
     Attributes:
         kept: tokens in each cache, and in each context that is read afresh.
+        original: the trained length, where the config leaves it open.
         places: positions that `recompute` scores, if it does.
         dense_stop: tokens that `dense` reads, if it does.
         known: the likelihoods by sinks and window, so that nothing is read twice.
@@ -136,6 +141,7 @@ class Reading:
     protocol: Protocol
     announce: Announce
     kept: int
+    original: int | None
     places: Tensor | None
     dense_stop: int | None
     known: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -158,7 +164,8 @@ class Reading:
         """Returns the score of a stream of these sizes over the first `stop` tokens, or all."""
         from longspan.adapters.streamed import StreamedModel  # it imports transformers
 
-        streamed, row = StreamedModel(self.model, sinks, window), self.row[:, :stop]
+        streamed = StreamedModel(self.model, sinks, window, None, self.original)
+        row = self.row[:, :stop]
         if (sinks, window) not in self.known:
             what = f"{method}, keeping {sinks} + {window}"
             seen, size = self.announce(what, row.shape[1] - 1), self.protocol.chunk_size

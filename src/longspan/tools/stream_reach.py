@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from longspan.adapters.alibi_attention import STAND_INS
 from longspan.adapters.config_fields import ConfigLike, as_mapping
+from longspan.adapters.families import family_of, layer_types, text_part
 from longspan.adapters.lengths import Lengths, lengths_of
 from longspan.adapters.rope import rope_from_config
+from longspan.adapters.ropes import Ropes
 from longspan.errors import ConfigError
+from longspan.rotary.scaling import DynamicNTK
 
 
 def reach(
@@ -17,23 +20,67 @@ def reach(
     Raises:
         ConfigError: where the config declares no length, or one that may be either of two.
     """
-    if as_mapping(config).get("model_type") in STAND_INS:
+    ropes, given = (
+        _ropes(config, original_max_position_embeddings),
+        original_max_position_embeddings,
+    )
+    if ropes is None:
         return None
-    given = original_max_position_embeddings
-    ropes = rope_from_config(config, original_max_position_embeddings=given)
     return lengths_of(config, ropes, original_max_position_embeddings=given)
 
 
-def check_fits(lengths: Lengths | None, num_sink_tokens: int, sliding_window: int) -> None:
+def check_fits(
+    config: ConfigLike,
+    num_sink_tokens: int,
+    sliding_window: int,
+    *,
+    seq_len: int | None = None,
+    original_max_position_embeddings: int | None = None,
+) -> None:
     """Refuses a cache in which distances would leave what the model can read.
 
+    Dynamic NTK's table follows the length, so it has no end; layers that slide keep their own.
+
+    Args:
+        config: the model's.
+        num_sink_tokens, sliding_window, seq_len, original_max_position_embeddings: see `stream`.
+
     Raises:
-        ConfigError: naming the largest window.
+        ConfigError: naming the largest window, or why the declared length is of no use.
     """
     kept = num_sink_tokens + sliding_window
-    if lengths is not None and kept > lengths.usable:
+    ropes = _ropes(config, original_max_position_embeddings)
+    _check_declared(ropes, seq_len, kept)
+    text = text_part(as_mapping(config))
+    if ropes is None or set(layer_types(text, family_of(text))) == {"sliding_attention"}:
+        return
+    lengths = reach(config, original_max_position_embeddings)
+    if lengths is None or isinstance(ropes[ropes.reaching].method, DynamicNTK):
+        return
+    if kept > lengths.usable:
         raise ConfigError(
             f"num_sink_tokens + sliding_window is {num_sink_tokens} + {sliding_window} = {kept}, "
             f"and the model reads {lengths.usable} tokens. Distances would leave that range: "
             f"lower sliding_window to {lengths.usable - num_sink_tokens} or less."
         )
+
+
+def _check_declared(ropes: Ropes | None, seq_len: int | None, kept: int) -> None:
+    if seq_len is None:
+        return
+    if not any(rope.method.depends_on_length for rope in (ropes or {}).values()):
+        raise ConfigError(
+            f"seq_len {seq_len} would change nothing: no table of this model depends on the length "
+            "(those of dynamic NTK and LongRoPE do). Leave it out."
+        )
+    if seq_len < kept:
+        raise ConfigError(
+            f"seq_len {seq_len} is declared, and the cache holds {kept} tokens, so distances would "
+            f"exceed it. Declare {kept} or more, or keep fewer."
+        )
+
+
+def _ropes(config: ConfigLike, original: int | None) -> Ropes | None:
+    if as_mapping(config).get("model_type") in STAND_INS:
+        return None
+    return rope_from_config(config, original_max_position_embeddings=original)

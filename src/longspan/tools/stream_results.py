@@ -30,6 +30,7 @@ class Protocol:
         trained_length: tokens the checkpoint was trained to read; None for ALiBi.
         num_sink_tokens, sliding_window: of the stream.
         chunk_size: tokens read at once.
+        seq_len: the declared length, where a table depends on one.
         dtype: of weights and activations, such as "float32".
         versions: of longspan, torch and transformers.
     """
@@ -45,6 +46,7 @@ class Protocol:
     chunk_size: int
     dtype: str
     versions: tuple[tuple[str, str], ...]
+    seq_len: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +144,7 @@ def protocol_of(
     num_sink_tokens: int,
     sliding_window: int,
     chunk_size: int,
+    seq_len: int | None = None,
 ) -> Protocol:
     """Returns the protocol of a text's tokens, [1, N], read by a stream; see `Protocol`."""
     return Protocol(
@@ -154,6 +157,7 @@ def protocol_of(
         num_sink_tokens=num_sink_tokens,
         sliding_window=sliding_window,
         chunk_size=chunk_size,
+        seq_len=seq_len,
         dtype=str(model.dtype).removeprefix("torch."),
         versions=versions(),
     )

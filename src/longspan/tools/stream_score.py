@@ -29,7 +29,6 @@ def score_text(
     tokens: int | None = None,
     repeat: bool = False,
     chunk_size: int = CHUNK,
-    original_max_position_embeddings: int | None = None,
     name: str | None = None,
     announce: Announce = lambda what, tokens: lambda nll: None,
     state: Path | None = None,
@@ -42,7 +41,6 @@ def score_text(
         text: from its start.
         tokens, repeat: see `text_row`.
         chunk_size: tokens read at once.
-        original_max_position_embeddings: the trained length, where the config leaves it open.
         name: of the model in the protocol; its config's unless given.
         announce: told how far it is.
         state, save_every: see `Stream.score`. Measurements of memory lie in a file beside `state`.
@@ -58,7 +56,8 @@ def score_text(
 
     nll = stream.score(row, chunk_size, progress=seen, state=state, save_every=save_every).nll
     octaves = [FIRST_OCTAVE << power for power in range(targets.bit_length())]
-    lengths = reach(stream.model.config, original_max_position_embeddings)
+    streamed = stream.streamed
+    lengths = reach(stream.model.config, streamed.original_max_position_embeddings)
     protocol = protocol_of(
         stream.model,
         stream.tokenizer,
@@ -70,6 +69,7 @@ def score_text(
         num_sink_tokens=stream.num_sink_tokens,
         sliding_window=stream.sliding_window,
         chunk_size=chunk_size,
+        seq_len=streamed.seq_len,
     )
     score = Score(
         protocol=protocol,

@@ -18,6 +18,7 @@ from longspan.errors import ConfigError, InputError
 from longspan.files import whole_file, write_text
 
 FORM = "longspan stream 1"
+SIZES = ("num_sink_tokens", "sliding_window", "chunk_size")  # of a stream, that can be asked for
 
 
 def write_state(path: Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -59,9 +60,15 @@ def read_state(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
         if saved.get(name) != value:
             raise ConfigError(
                 f"{path} was saved with {name} {saved.get(name)!r}, and this stream has {value!r}. "
-                "Use the same model, text and sizes, or remove the file."
+                + _remedy(name, saved.get(name))
             )
     return tensors
+
+
+def _remedy(name: str, saved: Any) -> str:
+    if name in SIZES:
+        return f"Give {name} {saved} (--{name.replace('_', '-')} {saved}), or remove the file."
+    return "Use the same model, text and sizes, or remove the file."
 
 
 class Meter:

@@ -51,15 +51,17 @@ class Pieces:
 
     Args:
         tokenizer: with `decode`.
+        before: tokens of the text so far. Behind them SentencePiece shows a word's leading
+            space, and in front of a text it does not.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, before: Iterable[int] = ()) -> None:
+        self.tokenizer, self.before = tokenizer, list(before)[-KEPT:]
 
     def of(self, tokens: Iterable[int]) -> Iterator[str]:
         """Yields text as soon as it is certain, and the rest at the end."""
-        recent: list[int] = []
-        shown = 0  # of the recent tokens, those whose text is out
+        recent = list(self.before)
+        shown = len(recent)  # of the recent tokens, those whose text is out
         for token in tokens:
             recent.append(token)
             piece = self._new(recent, shown)
