@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+import torch
 from torch import Tensor
 from transformers import Cache
 
@@ -55,6 +56,7 @@ class StreamCache(Cache):
         """Tokens fed, padding counted, as transformers counts them."""
         return next(iter(self.caches.values())).at_most
 
+    @torch.compiler.disable  # dynamo loses what is set on a thread's own object
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,11 @@ DEPTHS = "0,0.11,0.22,0.33,0.44,0.56,0.67,0.78,0.89,1"
 @click.command("evaluate", short_help="Measure methods on long documents.")
 @model_argument
 @texts_option
-@click.option("--length", type=Tokens(), required=True, help="Tokens of every document.")
+@click.option(
+    "--length",
+    type=Tokens(),
+    help="Tokens of every document. [default: twice the trained length]",
+)
 @click.option(
     "--methods",
     type=Methods(),
@@ -61,7 +65,7 @@ DEPTHS = "0,0.11,0.22,0.33,0.44,0.56,0.67,0.78,0.89,1"
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the page, figures, JSON and finished parts "
-    "[default: longspan-results/MODEL-LENGTH].",
+    "[default: longspan-results/MODEL-LENGTH, or MODEL].",
 )
 @click.option("--force", is_flag=True, help="Replace a finished result.")
 @dtype_option
@@ -85,9 +89,10 @@ def command(model: str, output: Path | None, force: bool, as_json: bool, **optio
         click.echo(to_json(evaluation))
 
 
-def default_output(model: str, length: int) -> Path:
+def default_output(model: str, length: int | None) -> Path:
     """Returns the folder a model's results go to unless another is named."""
-    return Path("longspan-results") / f"{Path(model).name}-{length}"
+    name = Path(model).name
+    return Path("longspan-results") / (name if length is None else f"{name}-{length}")
 
 
 def typed_command() -> str:

@@ -49,7 +49,8 @@ def cli(debug: bool) -> None:
     """Longer context for real checkpoints, with proof.
 
     MODEL is a hub id, a folder with config.json, a .gguf file, or an embedded model's name:
-    smollm2 (the default) or gemma3-270m, downloaded once. Lengths are tokens: 16384 or 16k.
+    smollm2 (the default) or gemma3-270m, downloaded once, or one of the zoo, such as zoo:rope.
+    Lengths are tokens: 16384 or 16k.
     """
 
 

@@ -32,7 +32,7 @@ def evaluate(
     tokenizer: Any,
     texts: Sequence[Text],
     *,
-    length: int,
+    length: int | None = None,
     methods: Sequence[str],
     factor: float | None = None,
     documents: int | None = None,
@@ -59,7 +59,8 @@ def evaluate(
         model: a live causal model of a known family, in eval mode; it is not changed.
         tokenizer: the model's.
         texts: what to read; documents are cut from the start of each, without overlap.
-        length: tokens a document, BOS included where the tokenizer adds one.
+        length: tokens a document, BOS included where the tokenizer adds one; twice the trained
+            length unless given.
         methods: names of scaling methods; "none" is the checkpoint as it stands.
         factor: of every method; tokens of a forward / trained length unless given.
         documents: how many; as many as the texts hold unless given.
@@ -87,6 +88,7 @@ def evaluate(
     names = canonical_methods(methods)
     trials = passkey_trials(passkey)
     trained = trained_length(model, original_max_position_embeddings)
+    length = 2 * trained if length is None else length
     reach = check_reach(
         length, window, stride, trained_length=trained, factor=factor, allow_short=allow_short
     )
