@@ -1,6 +1,6 @@
 """A stretch of a text that a tokenizer reads as exactly so many tokens, to be read again and again.
 
-    python benchmarks/excerpt.py ten-thousand.txt
+python benchmarks/excerpt.py ten-thousand.txt
 """
 
 from __future__ import annotations

@@ -97,6 +97,12 @@ def test_every_method_gives_transformers_own_likelihoods(family: str) -> None:
         assert nearest > 10 * FLOAT32_NLL, f"{method} cannot be told from another"
 
 
+def test_a_length_that_is_not_given_is_twice_the_trained_one() -> None:
+    found, told = run(length=None, documents=1), run(length=2 * TRAINED, documents=1)
+    assert found.protocol == told.protocol
+    assert [one.nll for one in found.methods] == [one.nll for one in told.methods]
+
+
 def text(characters: int = 5 * LENGTH, seed: int = 0, name: str = "drawn") -> Text:
     drawn = random.Random(seed)
     content = "".join(chr(drawn.randrange(32, 127)) for _ in range(characters))

@@ -28,6 +28,11 @@ from test_chat import chat_tokenizer, tiny_llama
 
 SMALL = ("--num-sink-tokens", "3", "--sliding-window", "21")
 TRAINED = 64
+DYNAMIC = {
+    "rope_type": "dynamic",
+    "factor": 2.0,
+    "original_max_position_embeddings": TRAINED,
+}
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +156,25 @@ def test_a_saved_text_goes_on_as_if_it_had_not_ended(run, tiny, tmp_path):
     assert (code, "--force" in err) == (1, True)
     assert run(*first, "--max-new-tokens", "1", "--save", state, "--force")[0] == 0
     assert run(*rest)[1] != end
-    code, _, err = run(tiny, "--load", state)
+    code, _, err = run(tiny, "--load", state, "--sliding-window", "21")
     assert code == 1
-    assert "saved with num_sink_tokens 3, and this stream has 4" in err or "64 tokens" in err
+    assert "saved with num_sink_tokens 3, and this stream has 4. Give" in err
+    assert "--num-sink-tokens 3" in err
+
+
+def test_a_declared_length_changes_what_dynamic_ntk_reads(run, tmp_path, text):
+    dynamic = tiny_llama(eos_token_id=260, bos_token_id=None)
+    dynamic.config.rope_parameters = {**dynamic.config.rope_parameters, **DYNAMIC}
+    dynamic.save_pretrained(tmp_path / "model")
+    chat_tokenizer().save_pretrained(tmp_path / "model")
+    words = (str(tmp_path / "model"), "--sliding-window", "80", "--score", text, "--tokens", "120")
+    found = []
+    for declared in ((), ("--seq-len", "120"), ("--seq-len", "1k")):
+        code, out, err = run(*words, *declared, "--json")
+        assert code == 0, err
+        found.append(from_json(Score, out))
+    assert [one.protocol.seq_len for one in found] == [None, 120, 1024]
+    assert len({one.whole.nll for one in found}) == 3
 
 
 # --- a chat
@@ -414,6 +435,7 @@ def test_a_comparison_as_json(run, tiny, text):
         (("--prompt", "x", "--score", "TEXT"), 2, "--prompt does nothing with --score; use it"),
         (("--score", "TEXT", "--temperature", "1"), 2, "--temperature does nothing with --score"),
         (("--score", "TEXT", "--dense-tokens", "9"), 2, "--compare or --sinks"),
+        (("--score", "TEXT", "--sinks", "0", "--seq-len", "9"), 2, "--seq-len does nothing with"),
         (("--prompt", "x", "--compare", "window"), 2, "use it with --score and --compare"),
         (("--prompt", "x", "--system", "y"), 2, "--system does nothing .* use it in a chat"),
         (("--prompt", "x", "--load", "TEXT", "--pin-prompt"), 2, "its text has begun"),
@@ -427,7 +449,19 @@ def test_a_comparison_as_json(run, tiny, text):
         (("--prompt", "x", "--max-new-tokens", "-1"), 2, "max-new-tokens"),
         (("--load", "no such file", "--prompt", "x"), 2, "does not exist"),
         (("--prompt", "x", "--temperature", "0"), 1, "temperature must be above 0, got 0"),
-        (("--prompt", "x", "--top-k", "3"), 1, "top_k narrow a draw"),
+        (("--prompt", "x", "--top-k", "3"), 1, "top_k: of a draw"),
+        (("--prompt", "x", "--seed", "3"), 1, "seed: of a draw, and without a temperature"),
+        (("--prompt", "x", "--seq-len", "9k", *SMALL), 1, "seq_len 9216 would change nothing"),
+        (
+            ("--score", "TEXT", "--compare", "window", "--dense-tokens", "9"),
+            2,
+            "--dense-tokens needs dense among the methods of --compare",
+        ),
+        (
+            ("--score", "TEXT", "--sinks", "0,1", "--recompute-tokens", "9"),
+            2,
+            "--recompute-tokens needs recompute among",
+        ),
         (("--prompt", "x", "--sliding-window", "61"), 1, "the model reads 64 tokens"),
         (("--score", "TEXT", "--sliding-window", "61"), 1, "the model reads 64 tokens"),
         (("--score", "TEXT", "--sinks", "1", "--sliding-window", "61"), 1, "reads 64 tokens"),
