@@ -17,7 +17,7 @@ from longspan.adapters.families import TableForm
 from longspan.adapters.mask_functions import NO_LIMIT, MaskFunction, read_mask_function
 from longspan.adapters.passed_mask import PassedMask
 from longspan.adapters.rotation import lay_out
-from longspan.adapters.stream_cache import Pending, StreamCache
+from longspan.adapters.stream_cache import Pending, StreamCache, hand_over
 from longspan.caches import KeyValueCache, LayerEncoding, Scoring, Step
 from longspan.errors import ConfigError, UnsupportedModelError
 from longspan.masks import causal, sliding_window
@@ -165,7 +165,7 @@ def attention(
         scaling, dropout, softcap, s_aux, position_ids: as every attention function of
             transformers gets them.
     """
-    pending, seat = StreamCache.take(), getattr(module, "seat", None)
+    pending, seat = hand_over(None), getattr(module, "seat", None)
     if seat is None or not isinstance(attention_mask, NewTokens):
         raise UnsupportedModelError(
             f"{type(module).__name__} does not belong to a streamed model, or was handed a mask of "

@@ -36,6 +36,13 @@ class Handover(threading.local):
 HANDOVER = Handover()
 
 
+@torch.compiler.disable  # dynamo loses what is set on a thread's own object
+def hand_over(pending: Pending | None) -> Pending | None:
+    """Leaves what the next attention call of this thread is about; returns what lay there."""
+    before, HANDOVER.pending = HANDOVER.pending, pending
+    return before
+
+
 class StreamCache(Cache):
     """What a streamed model remembers of one batch; its memory does not grow.
 
@@ -56,7 +63,6 @@ class StreamCache(Cache):
         """Tokens fed, padding counted, as transformers counts them."""
         return next(iter(self.caches.values())).at_most
 
-    @torch.compiler.disable  # dynamo loses what is set on a thread's own object
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
@@ -65,20 +71,14 @@ class StreamCache(Cache):
         Raises:
             UnsupportedModelError: where the layer before had no attention of a stream.
         """
-        before = StreamCache.take()
+        before = hand_over(Pending(self, layer_idx, key_states))
         if before and before.cache is self and before.layer == layer_idx - 1:
+            hand_over(None)
             raise UnsupportedModelError(
                 "this model does not remember in a stream's cache. Call stream.model, the model "
                 "that longspan.stream(…) made, with cache=stream.new_cache()."
             )
-        HANDOVER.pending = Pending(self, layer_idx, key_states)
         return key_states, value_states
-
-    @staticmethod
-    def take() -> Pending | None:
-        """Returns what is pending, which then no longer is."""
-        pending, HANDOVER.pending = HANDOVER.pending, None
-        return pending
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Returns the tokens fed so far, padding counted."""
