@@ -164,9 +164,11 @@ def padded(lengths: tuple[int, ...], more: int, side: str = "left") -> tuple[Ten
     return ids, mask
 
 
-def fed_with(stream: StreamedModel, ids: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
+def fed_with(
+    stream: StreamedModel, ids: Tensor, mask: Tensor, sizes: list[int], into: Any = None
+) -> Tensor:
     """As `fed`, with a mask as long as all tokens so far, and no position_ids."""
-    cache, outs, end = stream.new_cache(), [], 0
+    cache, outs, end = stream.new_cache() if into is None else into, [], 0
     with torch.no_grad():
         for part in ids.split(sizes, dim=1):
             end += part.shape[1]
@@ -333,6 +335,14 @@ def test_sinks_and_window_each_change_the_output() -> None:
         assert (outs[0] - other)[:, S + W + 1 :].abs().max() > SEEN
 
 
+def test_a_window_that_the_model_never_exceeds_is_none() -> None:
+    wide, none = (made("mistral", sliding_window=size) for size in (64, None))
+    streams, row = [StreamedModel(model, S, W) for model in (wide, none)], tokens(N)
+    assert [(each.num_sink_tokens, each.sliding_window) for each in streams] == [(S, W)] * 2
+    assert torch.equal(*(fed(stream, row, [7, 1, 52]) for stream in streams))
+    assert wide.config.max_position_embeddings == 64
+
+
 def test_layers_that_slide_keep_their_own_window_whatever_is_asked() -> None:
     model, row = made("mistral", sliding_window=NATIVE), tokens(N)
     outs = [fed(StreamedModel(model, *sizes), row, [N]) for sizes in ((S, W), (0, 1), (8, 100))]
@@ -358,16 +368,18 @@ def test_restored_is_saved(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-@pytest.mark.parametrize("sizes", [[1] * 60, [7, 1, 20, 1, 1, 30]])
+@pytest.mark.parametrize("sizes", [[1] * 60, [7, 1, 20] + [1] * 32])
 def test_positions_counted_anew_change_nothing(
     family: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = StreamedModel(made(family), S, W)
-    ids, mask = padded((1, W, 3 * W), 60 - 3 * W)
+    ids, mask = padded((3, 4, 5), 55)
     wanted = fed_with(stream, ids, mask, sizes)
-    monkeypatch.setattr(cache, "REBASE", 16)
-    here = mask.bool()
-    torch.testing.assert_close(fed_with(stream, ids, mask, sizes)[here], wanted[here], **DOUBLE)
+    monkeypatch.setattr(cache, "REBASE", 24)
+    kept, here = stream.new_cache(), mask.bool()
+    found = fed_with(stream, ids, mask, sizes, kept)
+    assert all(each.base > 0 for each in kept.caches.values())
+    torch.testing.assert_close(found[here], wanted[here], **DOUBLE)
 
     kept, again, row = stream.new_cache(), stream.new_cache(), tokens(60)
     monkeypatch.setattr(cache, "REBASE", 1 << 20)

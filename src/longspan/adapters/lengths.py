@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longspan.adapters.config_fields import ROUNDING, ConfigLike, as_mapping, max_length
-from longspan.adapters.families import text_part
+from longspan.adapters.families import family_of, layer_types, text_part
 from longspan.adapters.ropes import Ropes
 from longspan.errors import ConfigError
 from longspan.rotary.scaling import Llama3, LongRope, NTKByParts, RopeScaling, Yarn
@@ -63,6 +63,32 @@ def lengths_of(
     if isinstance(scaling, (Yarn, NTKByParts)):
         return _yarn_lengths(scaling, trained, declared)
     return Lengths(trained, reach_of(scaling.factor, trained))
+
+
+def sliding_layers(
+    config_or_dict: ConfigLike, ropes: Ropes, *, original_max_position_embeddings: int | None = None
+) -> tuple[bool, ...]:
+    """Returns which layers slide within what the model reads; a wider window never drops anything.
+
+    Args:
+        config_or_dict, ropes, original_max_position_embeddings: see `lengths_of`.
+
+    >>> from longspan.adapters.rope import rope_from_config
+    >>> config = {"model_type": "mistral", "head_dim": 64, "num_hidden_layers": 2,
+    ...           "max_position_embeddings": 8192, "rope_theta": 1e4, "sliding_window": 4096}
+    >>> sliding_layers(config, rope_from_config(config))
+    (True, True)
+    >>> config["sliding_window"] = 8192
+    >>> sliding_layers(config, rope_from_config(config))
+    (False, False)
+    """
+    config, given = text_part(as_mapping(config_or_dict)), original_max_position_embeddings
+    slides = [kind == "sliding_attention" for kind in layer_types(config, family_of(config))]
+    window = config.get("sliding_window")
+    if any(slides) and window:
+        lengths = lengths_of(config, ropes, original_max_position_embeddings=given)
+        slides = [slide and window < lengths.usable for slide in slides]
+    return tuple(slides)
 
 
 def _trained(config: Mapping[str, Any], scaling: RopeScaling, declared: int) -> int:

@@ -14,6 +14,7 @@ from longspan.adapters.alibi_modules import STAND_INS, AttentionFunction
 from longspan.adapters.config_fields import as_mapping
 from longspan.adapters.extended import twin
 from longspan.adapters.families import layer_count, layer_types, text_part
+from longspan.adapters.lengths import sliding_layers
 from longspan.adapters.rope import rope_from_config
 from longspan.adapters.ropes import Ropes
 from longspan.adapters.rotation import require_family, rotary_modules, table_form
@@ -31,7 +32,8 @@ NAME = "longspan_stream"
 class StreamedModel:
     """A twin of a model, in which every layer remembers sinks and a window.
 
-    Layers with a sliding window of their own keep it, without sinks and at true distances.
+    Layers with a sliding window of their own keep it, without sinks and at true distances. Where
+    all do, that window is what `sliding_window` then says, and there are no sinks.
 
     Args:
         model: a transformers causal language model; it stays as it is.
@@ -59,6 +61,8 @@ class StreamedModel:
         self.seq_len = seq_len
         self.original_max_position_embeddings = original_max_position_embeddings
         encodings, self.kinds, self.native_window = _plan(self, model)
+        if SINKS not in self.kinds:
+            self.num_sink_tokens, self.sliding_window = 0, self.native_window or 1
         self.encodings = dict(enumerate(encodings))
         self.model = _seated(self, model)
 
@@ -71,13 +75,6 @@ class StreamedModel:
             caches[SLIDING] = WindowCache(self.native_window or 1)
         return StreamCache(self, caches, self.kinds)
 
-    @property
-    def remembers(self) -> str:
-        """What a layer that sees far keeps; a model of sliding layers alone has none."""
-        if SINKS in self.kinds:
-            return f"{self.num_sink_tokens} + {self.sliding_window:,} tokens"
-        return f"{self.native_window or 1:,} tokens, its layers' own window"
-
     def facts(self) -> dict[str, Any]:
         """Returns what must agree for remembered keys to be of use: the model and the sizes."""
         config = self.model.config.get_text_config()
@@ -86,6 +83,7 @@ class StreamedModel:
             "model_type": config.model_type,
             "parameters": sum(math.prod(shape) for shape in shapes),
             "dtype": str(self.model.dtype).removeprefix("torch."),
+            "seq_len": self.seq_len,
             "positions": sorted({repr((e.rope, e.seq_len)) for e in self.encodings.values()}),
             "num_sink_tokens": self.num_sink_tokens,
             "sliding_window": self.sliding_window,
@@ -124,7 +122,9 @@ def _plan(
         rope = ropes.for_layer(layer)
         by_length = rope is not None and rope.method.depends_on_length
         encodings.append(LayerEncoding(rope, streamed.seq_len if by_length else None))
-    kinds = tuple(SLIDING if kind == "sliding_attention" else SINKS for kind in types)
+    given = streamed.original_max_position_embeddings
+    slides = sliding_layers(config, ropes, original_max_position_embeddings=given)
+    kinds = tuple(SLIDING if slide else SINKS for slide in slides)
     return encodings, kinds, config.get("sliding_window")
 
 

@@ -161,7 +161,8 @@ class Numbers(click.ParamType):
 @click.option(
     "--seq-len",
     type=Tokens(),
-    help="The whole text's length, for dynamic NTK and LongRoPE. [default: as it grows]",
+    help="The length whose table dynamic NTK and LongRoPE use, at least the cache's. "
+    "[default: of what the cache holds by then]",
 )
 @original_option
 @click.option("--force", is_flag=True, help="Replace what is there.")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from longspan.adapters.load import load_model, read_config
+from longspan.errors import ConfigError
 from longspan.files import refuse_existing, write_text
 from longspan.tools.stream import Stream, stream
 from longspan.tools.stream_reach import check_fits
@@ -48,6 +49,11 @@ def open_stream(
     )
     sinks = max(num_sink_tokens, pinned(tokenizer))
     opened = stream(loaded, tokenizer, sinks, sliding_window, **lengths)
+    if opened.num_sink_tokens < sinks and pinned(tokenizer):
+        raise ConfigError(
+            f"every layer of {model} keeps to its own window of {opened.sliding_window:,} tokens, "
+            "so nothing can be pinned. Leave --pin-prompt out."
+        )
     if load is not None:
         opened.load(load)
     return opened

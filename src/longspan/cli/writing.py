@@ -41,9 +41,8 @@ def chat(
     opened = open_stream(model, pinned=pinned, save=save, **options)
     talk = Chat(opened, ChatTemplate(opened.tokenizer, system))
     writing = Writing(opened, sampling, max_new_tokens or 0, stop)
-    click.echo(
-        f"{model} remembers {opened.streamed.remembers}. {HINT}; Ctrl-C ends an answer.", err=True
-    )
+    sizes = f"{opened.num_sink_tokens} + {opened.sliding_window:,} tokens"
+    click.echo(f"{model} remembers {sizes}. {HINT}; Ctrl-C ends an answer.", err=True)
     while (text := asked()) is not None:
         for piece in writing.pieces(talk.turn(text)):
             show(piece)
@@ -116,6 +115,7 @@ def continue_text(
             "tokens_per_second": writing.tokens / writing.seconds,
             "num_sink_tokens": opened.num_sink_tokens,
             "sliding_window": opened.sliding_window,
+            "seq_len": opened.streamed.seq_len,
             "sampling": asdict(sampling),
             "dtype": options["dtype"],
         }

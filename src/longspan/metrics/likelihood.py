@@ -12,6 +12,7 @@ from longspan.adapters.head import split_forward
 from longspan.errors import NumericalError, ShapeError
 
 CHUNK_TOKENS = 1024
+EXACT = ("float32", "float64")
 
 
 def token_nll(model: Any, input_ids: Tensor, *, chunk_tokens: int = CHUNK_TOKENS) -> Tensor:
@@ -86,5 +87,5 @@ def check_finite(nll: Tensor, dtype: str) -> None:
         raise NumericalError(
             f"the logits at position {position} are not finite ({nll[position].item()} nats for "
             f"its next token; {len(broken)} of {len(nll)} positions). Weights run in {dtype}: "
-            + ("check the checkpoint for damage." if dtype == "float32" else "try float32.")
+            + ("check the checkpoint for damage." if dtype in EXACT else "try float32.")
         )

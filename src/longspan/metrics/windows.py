@@ -81,17 +81,19 @@ def strided_nll(
         bos: whether the first token is BOS: then it starts every window, and is never scored.
 
     Returns:
-        [N − 1] float32, nats, as `token_nll` would give them with the whole context.
+        [N − 1], nats, in the dtype of `score`; what `token_nll` gives with the whole context.
     """
     lead = 1 if bos else 0
     # BOS takes a place of every window, so the windows run over the text behind it. Its first
     # token then has something before it, and is scored.
     windows = strided_windows(input_ids.shape[1] - lead, window - lead, stride)
-    nll = torch.empty(input_ids.shape[1] - 1, dtype=torch.float32)
+    nll = torch.empty(0)
     for part in windows:
         text = input_ids[:, lead + part.start : lead + part.stop]
         read = torch.cat((input_ids[:, :lead], text), dim=1)
         scored = score(read)
+        if part.start == 0:
+            nll = scored.new_empty(input_ids.shape[1] - 1)
         new = part.stop - part.first_scored
         if bos and part.start == 0:
             new += 1

@@ -169,6 +169,7 @@ class Stream:
             self._add([token])
             self.generator = choose.generator
             if token in ends:
+                self._written.pop()  # an answer's end is not to be avoided in the next
                 return
             yield token
             written += 1
@@ -250,9 +251,10 @@ class Stream:
             ConfigError: if it was saved by a stream of another model or other sizes.
         """
         found = read_state(Path(path), self._facts())
-        self._pending = found.pop("pending").tolist()
-        self._last = deque(found.pop("last").tolist(), KEPT)
-        self._written = deque(found.pop("written").tolist(), REMEMBERED)
+        for name in LISTS:
+            own = getattr(self, f"_{name}")  # that an open generator may hold
+            own.clear()
+            own.extend(found.pop(name).tolist())
         self.generator = None
         if "generator" in found:
             self.generator = torch.Generator()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longspan.adapters.head import SplitForward
+from longspan.adapters.rope import rope_from_config
+from longspan.adapters.rotation import exact_rotation
 from longspan.errors import ConfigError, did_you_mean
-from longspan.metrics.likelihood import check_finite
+from longspan.metrics.likelihood import check_finite, nll_dtype
 from longspan.rotary.scaling.base import check_length
 from longspan.tools.stream import CHUNK, Stream
-from longspan.tools.stream_reach import check_fits, reach
+from longspan.tools.stream_reach import check_fits, reach, slides_alone
 from longspan.tools.stream_results import (
     Comparison,
     MethodScore,
@@ -32,6 +35,7 @@ from longspan.tools.stream_results import (
 )
 from longspan.tools.stream_score import Announce
 from longspan.tools.stream_text import text_row
+from longspan.tools.subjects import without_rope
 from longspan.tools.summary import default_bucket
 from longspan.tools.texts import Text
 
@@ -89,6 +93,11 @@ def compare(
     check_fits(
         model.config, num_sink_tokens, sliding_window, original_max_position_embeddings=given
     )
+    if slides_alone(model.config, given):
+        raise ConfigError(
+            "every layer of this model keeps to a sliding window of its own, whatever a stream "
+            "keeps, so all methods would be one. There is nothing to compare."
+        )
     lengths = reach(model.config, given)
     row = text_row(tokenizer, text, tokens, repeat)
     check_comparable(methods, sinks, kept, row.shape[1], recompute_tokens, dense_tokens)
@@ -187,19 +196,20 @@ class Reading:
         )
 
     def recompute(self) -> MethodScore:
-        """Returns the score of contexts read afresh by the model itself, many at once."""
+        """Returns the score of contexts read afresh, many at once."""
         assert self.places is not None
         split, row = SplitForward(self.model), self.row[0]
         seen = self.announce("recompute", len(self.places))
         contexts = row[self.places[:, None] + torch.arange(-self.kept, 0)]
         if self.protocol.bos:
             contexts[:, 0] = row[0]
-        nll = torch.empty(len(self.places))
+        nll = torch.empty(len(self.places), dtype=nll_dtype(self.model.dtype))
         seen(nll[:0])
-        for some in torch.arange(len(nll)).split(max(1, FRESH_TOKENS // self.kept)):
-            logits = split.logits(split.hidden(contexts[some])[:, -1:])[:, 0].float().cpu()
-            nll[some] = F.cross_entropy(logits, row[self.places[some]], reduction="none")
-            seen(nll[: int(some[-1]) + 1])
+        with self.rotation():
+            for some in torch.arange(len(nll)).split(max(1, FRESH_TOKENS // self.kept)):
+                logits = split.logits(split.hidden(contexts[some])[:, -1:])[:, 0].to(nll).cpu()
+                nll[some] = F.cross_entropy(logits, row[self.places[some]], reduction="none")
+                seen(nll[: int(some[-1]) + 1])
         check_finite(nll, self.protocol.dtype)
         found = mean(nll, self.kept + 1, self.row.shape[1])
 
@@ -214,6 +224,13 @@ class Reading:
             spread=found,
             tokens_per_second=steps_per_second(step, FRESH_STEPS),
         )
+
+    def rotation(self) -> AbstractContextManager[None]:
+        """Lends the model the streams' own rotation, under the table of a whole context."""
+        if without_rope(self.model):
+            return nullcontext()
+        ropes = rope_from_config(self.model.config, original_max_position_embeddings=self.original)
+        return exact_rotation(self.model, ropes, self.kept)
 
     def stepping(self, streamed: StreamedModel) -> float:
         """Returns the tokens a second of a stream that reads one after another."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from longspan.adapters.alibi_attention import STAND_INS
 from longspan.adapters.config_fields import ConfigLike, as_mapping
-from longspan.adapters.families import family_of, layer_types, text_part
-from longspan.adapters.lengths import Lengths, lengths_of
+from longspan.adapters.lengths import Lengths, lengths_of, sliding_layers
 from longspan.adapters.rope import rope_from_config
 from longspan.adapters.ropes import Ropes
 from longspan.errors import ConfigError
@@ -20,10 +19,8 @@ def reach(
     Raises:
         ConfigError: where the config declares no length, or one that may be either of two.
     """
-    ropes, given = (
-        _ropes(config, original_max_position_embeddings),
-        original_max_position_embeddings,
-    )
+    given = original_max_position_embeddings
+    ropes = _ropes(config, given)
     if ropes is None:
         return None
     return lengths_of(config, ropes, original_max_position_embeddings=given)
@@ -48,21 +45,28 @@ def check_fits(
     Raises:
         ConfigError: naming the largest window, or why the declared length is of no use.
     """
-    kept = num_sink_tokens + sliding_window
-    ropes = _ropes(config, original_max_position_embeddings)
+    kept, given = num_sink_tokens + sliding_window, original_max_position_embeddings
+    ropes = _ropes(config, given)
     _check_declared(ropes, seq_len, kept)
-    text = text_part(as_mapping(config))
-    if ropes is None or set(layer_types(text, family_of(text))) == {"sliding_attention"}:
+    if ropes is None or slides_alone(config, given):
         return
-    lengths = reach(config, original_max_position_embeddings)
-    if lengths is None or isinstance(ropes[ropes.reaching].method, DynamicNTK):
-        return
-    if kept > lengths.usable:
+    lengths = lengths_of(config, ropes, original_max_position_embeddings=given)
+    endless = isinstance(ropes[ropes.reaching].method, DynamicNTK)
+    if kept > lengths.usable and not endless:
         raise ConfigError(
             f"num_sink_tokens + sliding_window is {num_sink_tokens} + {sliding_window} = {kept}, "
             f"and the model reads {lengths.usable} tokens. Distances would leave that range: "
             f"lower sliding_window to {lengths.usable - num_sink_tokens} or less."
         )
+
+
+def slides_alone(config: ConfigLike, original_max_position_embeddings: int | None = None) -> bool:
+    """Returns whether every layer keeps to a window of its own, so that none has sinks."""
+    given = original_max_position_embeddings
+    ropes = _ropes(config, given)
+    return ropes is not None and all(
+        sliding_layers(config, ropes, original_max_position_embeddings=given)
+    )
 
 
 def _check_declared(ropes: Ropes | None, seq_len: int | None, kept: int) -> None:

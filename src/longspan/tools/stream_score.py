@@ -46,7 +46,8 @@ def score_text(
         state, save_every: see `Stream.score`. Measurements of memory lie in a file beside `state`.
     """
     row = text_row(stream.tokenizer, text, tokens, repeat)
-    targets = row.shape[1] - 1
+    targets, streamed = row.shape[1] - 1, stream.streamed
+    lengths = reach(stream.model.config, streamed.original_max_position_embeddings)
     meter = Meter(targets, None if state is None else state.with_suffix(".json"))
     show = announce("streaming", targets)
 
@@ -56,8 +57,6 @@ def score_text(
 
     nll = stream.score(row, chunk_size, progress=seen, state=state, save_every=save_every).nll
     octaves = [FIRST_OCTAVE << power for power in range(targets.bit_length())]
-    streamed = stream.streamed
-    lengths = reach(stream.model.config, streamed.original_max_position_embeddings)
     protocol = protocol_of(
         stream.model,
         stream.tokenizer,

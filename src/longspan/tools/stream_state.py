@@ -17,8 +17,8 @@ from torch import Tensor
 from longspan.errors import ConfigError, InputError
 from longspan.files import whole_file, write_text
 
-FORM = "longspan stream 1"
-SIZES = ("num_sink_tokens", "sliding_window", "chunk_size")  # of a stream, that can be asked for
+FORM = "longspan stream 2"
+SIZES = ("num_sink_tokens", "sliding_window", "seq_len", "chunk_size")  # that can be asked for
 
 
 def write_state(path: Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -66,6 +66,8 @@ def read_state(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _remedy(name: str, saved: Any) -> str:
+    if name in SIZES and saved is None:
+        return f"Leave {name} (--{name.replace('_', '-')}) out, or remove the file."
     if name in SIZES:
         return f"Give {name} {saved} (--{name.replace('_', '-')} {saved}), or remove the file."
     return "Use the same model, text and sizes, or remove the file."

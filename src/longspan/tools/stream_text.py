@@ -56,12 +56,12 @@ class Pieces:
     """
 
     def __init__(self, tokenizer: Any, before: Iterable[int] = ()) -> None:
-        self.tokenizer, self.before = tokenizer, list(before)[-KEPT:]
+        self.tokenizer, self.before = tokenizer, before
 
     def of(self, tokens: Iterable[int]) -> Iterator[str]:
         """Yields text as soon as it is certain, and the rest at the end."""
-        recent = list(self.before)
-        shown = len(recent)  # of the recent tokens, those whose text is out
+        recent = list(self.before)[-KEPT:]
+        shown = self._whole(recent)  # of the recent tokens, those whose text is out
         for token in tokens:
             recent.append(token)
             piece = self._new(recent, shown)
@@ -74,6 +74,13 @@ class Pieces:
         rest = self._new(recent, shown)
         if rest:
             yield rest
+
+    def _whole(self, recent: Sequence[int]) -> int:
+        """Returns how many tokens end with a whole character; all, where none before them does."""
+        for shown in range(len(recent), max(-1, len(recent) - LONGEST), -1):
+            if not self._decode(recent[:shown]).endswith(UNFINISHED):
+                return shown
+        return len(recent)
 
     def _new(self, recent: Sequence[int], shown: int) -> str:
         before = self._decode(recent[:shown])
