@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import MistralConfig, MistralForCausalLM
 
 from longspan.adapters.head import SplitForward
 from longspan.cli import streaming, writing
@@ -28,6 +29,7 @@ from test_chat import chat_tokenizer, tiny_llama
 
 SMALL = ("--num-sink-tokens", "3", "--sliding-window", "21")
 TRAINED = 64
+SLIDING = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 9}
 DYNAMIC = {
     "rope_type": "dynamic",
     "factor": 2.0,
@@ -251,6 +253,19 @@ def test_a_pinned_system_prompt_is_all_sinks(terminal, tiny):
     assert f"{pinned} + 21 tokens" in err
     answers = talked(tiny, ["Who?", "Why?"], system, sinks=pinned)
     assert out == "".join(f"{answer}\n" for answer in [*answers, ""])
+
+
+def test_where_every_layer_slides_nothing_is_pinned(run, tmp_path):
+    config = MistralConfig(**tiny_llama().config.to_dict() | SLIDING)
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    chat_tokenizer().save_pretrained(tmp_path)
+    words = (str(tmp_path), *SMALL, "--prompt", "Hello", "--max-new-tokens", "3")
+    code, out, err = run(*words, "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert (told["num_sink_tokens"], told["sliding_window"]) == (0, 9)
+    code, _, err = run(*words, "--pin-prompt")
+    assert (code, "own window of 9 tokens" in err) == (1, True)
 
 
 def test_a_saved_chat_goes_on(terminal, tiny, tmp_path):

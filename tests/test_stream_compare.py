@@ -37,10 +37,12 @@ from longspan.tools.stream_results import (
 )
 from longspan.tools.stream_score import score_text
 from longspan.tools.texts import Text
+from tiny_families import tiny
 from tiny_models import TRAINED, ByteTokenizer, tiny_model, tokens
 
 S, W, N, DENSE, PLACES = 3, 17, 120, 60, 12
 KEPT = S + W
+DYNAMIC = dict(rope_type="dynamic", factor=2.0)
 OWN_TABLE = 5e-5  # the plain model's angles are float32
 SAME = 1e-5
 
@@ -209,6 +211,22 @@ def test_speeds_are_medians_of_steps(compared: Comparison, monkeypatch: pytest.M
     monkeypatch.setattr(tool.time, "perf_counter", lambda: next(clock))
     assert tool.steps_per_second(steps.append, 3) == 1 / 2  # the first, of 9 seconds, is left out
     assert steps == [0, 1, 2, 3]
+
+
+def test_every_method_rotates_by_the_trained_length_that_is_given() -> None:
+    closed = dict(DYNAMIC, original_max_position_embeddings=8)
+    lengths = dict(max_position_embeddings=TRAINED)
+    models = [tiny_model(rope=rope, **lengths) for rope in (DYNAMIC, closed, DYNAMIC)]
+    given = [dict(original_max_position_embeddings=size) for size in (8, 8, 16)]
+    found = [comparing(model=model, **own) for model, own in zip(models, given, strict=True)]
+    for one, same, other in zip(*(each.methods for each in found), strict=True):
+        assert one.whole == same.whole
+        assert one.whole != other.whole
+
+
+def test_methods_that_would_all_be_one_are_refused() -> None:
+    with pytest.raises(ConfigError, match="keeps to a sliding window of its own"):
+        comparing(model=tiny("mistral", sliding_window=11))
 
 
 @pytest.mark.parametrize(

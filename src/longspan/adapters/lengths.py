@@ -11,7 +11,7 @@ from longspan.adapters.config_fields import ROUNDING, ConfigLike, as_mapping, ma
 from longspan.adapters.families import family_of, layer_types, text_part
 from longspan.adapters.ropes import Ropes
 from longspan.errors import ConfigError
-from longspan.rotary.scaling import Llama3, LongRope, NTKByParts, RopeScaling, Yarn
+from longspan.rotary.scaling import DynamicNTK, Llama3, LongRope, NTKByParts, RopeScaling, Yarn
 from longspan.rotary.scaling.base import check_length
 
 ORIGINAL = "original_max_position_embeddings"
@@ -65,6 +65,11 @@ def lengths_of(
     return Lengths(trained, reach_of(scaling.factor, trained))
 
 
+def endless(ropes: Ropes) -> bool:
+    """Returns whether the table follows the length, however long: dynamic NTK's."""
+    return isinstance(ropes[ropes.reaching].method, DynamicNTK)
+
+
 def sliding_layers(
     config_or_dict: ConfigLike, ropes: Ropes, *, original_max_position_embeddings: int | None = None
 ) -> tuple[bool, ...]:
@@ -85,7 +90,7 @@ def sliding_layers(
     config, given = text_part(as_mapping(config_or_dict)), original_max_position_embeddings
     slides = [kind == "sliding_attention" for kind in layer_types(config, family_of(config))]
     window = config.get("sliding_window")
-    if any(slides) and window:
+    if any(slides) and window and not endless(ropes):
         lengths = lengths_of(config, ropes, original_max_position_embeddings=given)
         slides = [slide and window < lengths.usable for slide in slides]
     return tuple(slides)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from longspan.adapters.alibi_attention import STAND_INS
 from longspan.adapters.config_fields import ConfigLike, as_mapping
-from longspan.adapters.lengths import Lengths, lengths_of, sliding_layers
+from longspan.adapters.lengths import Lengths, endless, lengths_of, sliding_layers
 from longspan.adapters.rope import rope_from_config
 from longspan.adapters.ropes import Ropes
 from longspan.errors import ConfigError
-from longspan.rotary.scaling import DynamicNTK
 
 
 def reach(
@@ -51,8 +50,7 @@ def check_fits(
     if ropes is None or slides_alone(config, given):
         return
     lengths = lengths_of(config, ropes, original_max_position_embeddings=given)
-    endless = isinstance(ropes[ropes.reaching].method, DynamicNTK)
-    if kept > lengths.usable and not endless:
+    if kept > lengths.usable and not endless(ropes):
         raise ConfigError(
             f"num_sink_tokens + sliding_window is {num_sink_tokens} + {sliding_window} = {kept}, "
             f"and the model reads {lengths.usable} tokens. Distances would leave that range: "
