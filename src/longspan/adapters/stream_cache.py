@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -36,11 +36,14 @@ class Handover(threading.local):
 HANDOVER = Handover()
 
 
-@torch.compiler.disable  # dynamo loses what is set on a thread's own object
-def hand_over(pending: Pending | None) -> Pending | None:
+def _hand_over(pending: Pending | None) -> Pending | None:
     """Leaves what the next attention call of this thread is about; returns what lay there."""
     before, HANDOVER.pending = HANDOVER.pending, pending
     return before
+
+
+# dynamo loses what is set on a thread's own object
+hand_over = cast("Callable[[Pending | None], Pending | None]", torch.compiler.disable(_hand_over))
 
 
 class StreamCache(Cache):
