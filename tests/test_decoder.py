@@ -242,6 +242,20 @@ def test_no_gradient_flows_into_an_earlier_segment():
     assert gradient is None
 
 
+def test_the_memory_of_another_decoder_or_batch_is_refused():
+    made = decoder("transformer_xl", memory_length=8)
+    memory = made(tokens(batch=1)).memory
+    with pytest.raises(
+        ShapeError, match=r"of \[1, M, 16\], and this forward has .* of \[2, T, 16\]"
+    ):
+        made(tokens(batch=2), memory=memory)
+    deeper = decoder("transformer_xl", memory_length=8, num_hidden_layers=5)
+    with pytest.raises(ShapeError, match=r"this forward has 5 of"):
+        deeper(tokens(batch=1), memory=memory)
+    with pytest.raises(ShapeError, match="what an earlier forward returned, got str"):
+        made(tokens(), memory="x")
+
+
 def test_memory_does_not_reach_over_documents():
     made = decoder("transformer_xl", memory_length=8)
     documents = torch.tensor([[0] * 4 + [1] * 8, [0] * 12])

@@ -404,18 +404,48 @@ def test_an_existing_output_is_refused_and_kept(tmp_path: Path) -> None:
     assert (path / "mine").read_text() == "kept"
 
 
-@pytest.mark.parametrize("what", ["folder", "file"])
+def a_model(path: Path, mine: str) -> Path:
+    """A folder with a model, and a file beside it."""
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    (path / "mine").write_text(mine)
+    return path
+
+
+@pytest.mark.parametrize("what", ["a model", "nothing"])
 def test_force_replaces_it_whole(what: str, tmp_path: Path) -> None:
     path = tmp_path / "longer"
-    if what == "folder":
-        path.mkdir()
-        (path / "mine").write_text("gone")
+    if what == "a model":
+        a_model(path, "gone")
     else:
-        path.write_text("gone")
+        path.mkdir()
     saved(path, force=True)
     assert not (path / "mine").exists()
     assert load(path).config.max_position_embeddings == TO
     assert [child.name for child in tmp_path.iterdir()] == ["longer"]
+
+
+def test_what_is_no_models_folder_is_kept_whatever_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "longer"
+    path.mkdir()
+    (path / "mine").write_text("kept")
+    with pytest.raises(OutputError, match=r"longer holds no model \(config.json or adapter"):
+        saved(path, force=True)
+    with pytest.raises(OutputError, match="mine is a file and is not replaced by a folder"):
+        saved(path / "mine", force=True)
+    (path / "config.json").write_text("{}")
+    inner = path / "inner"
+    inner.mkdir()
+    with monkeypatch.context() as patched:
+        patched.chdir(inner)
+        with pytest.raises(OutputError, match="holds the folder you are in"):
+            saved(path, force=True)
+    monkeypatch.setenv("HOME", str(inner))
+    with pytest.raises(OutputError, match="holds your home folder"):
+        saved(path, force=True)
+    assert (path / "mine").read_text() == "kept"
 
 
 def broken_save(*_: Any, **__: Any) -> None:
@@ -428,8 +458,7 @@ def test_a_failure_in_the_middle_leaves_everything_as_it_was(
 ) -> None:
     path = tmp_path / "longer"
     if force:
-        path.mkdir()
-        (path / "mine").write_text("kept")
+        a_model(path, "kept")
     longer, planned = extended(tiny("llama"))
     given = tokenizer()
     monkeypatch.setattr(type(given), "save_pretrained", broken_save)  # after the weights
@@ -444,9 +473,7 @@ def test_a_replacement_that_fails_puts_the_old_one_back(
 ) -> None:
     import longspan.files as files
 
-    path = tmp_path / "longer"
-    path.mkdir()
-    (path / "mine").write_text("kept")
+    path = a_model(tmp_path / "longer", "kept")
     rename, calls = files.os.rename, []
 
     def second_fails(source: Any, target: Any) -> None:

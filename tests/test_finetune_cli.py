@@ -130,6 +130,9 @@ def test_the_same_command_goes_on(capsys: Any, base: Path, monkeypatch: Any):
 def test_a_folder_that_is_there_stays_unless_forced(capsys: Any, base: Path):
     (base / "out").mkdir()
     (base / "out" / "mine").write_text("mine")
+    code, _, err = run(capsys, *told(base, "--force"))
+    assert (code, "holds no model" in err) == (1, True)
+    (base / "out" / "config.json").write_text("{}")
     code, _, err = run(capsys, *told(base))
     assert code == 1
     assert "exists. Pass --force" in err

@@ -376,7 +376,7 @@ def test_an_interrupted_score_says_what_is_kept(run, tiny, text, tmp_path, monke
     assert (tmp_path / "out" / "state.safetensors").exists()
     code, _, err = run(*words, "-o", str(tmp_path / "out"), "--resume", "--tokens", "300")
     assert code == 1
-    assert "saved with text" in err
+    assert "saved with tokens 400, and this stream has 300. Give tokens 400 (--tokens" in err
     assert run(*words, "-o", str(tmp_path / "out"), "--force")[0] == 0
     told = from_json(Score, (tmp_path / "out" / "score.json").read_text())
     assert told.resumed_at == 0
@@ -447,11 +447,12 @@ def test_a_comparison_as_json(run, tiny, text):
     [
         ((), 2, "nothing to go on from: give --prompt TEXT, or pipe it in"),
         (("--prompt", "x", "--resume"), 2, "--resume does nothing with --prompt or piped text"),
-        (("--prompt", "x", "--score", "TEXT"), 2, "--prompt does nothing with --score; use it"),
+        (("--prompt", "x", "--score", "TEXT"), 2, "--prompt is to be continued and --score read"),
         (("--score", "TEXT", "--temperature", "1"), 2, "--temperature does nothing with --score"),
         (("--score", "TEXT", "--dense-tokens", "9"), 2, "--compare or --sinks"),
         (("--score", "TEXT", "--sinks", "0", "--seq-len", "9"), 2, "--seq-len does nothing with"),
-        (("--prompt", "x", "--compare", "window"), 2, "use it with --score and --compare"),
+        (("--prompt", "x", "--compare", "window"), 2, "need --score TEXT, what to read"),
+        (("--prompt", "x" * 70, "--pin-prompt"), 1, "tokens are never to be dropped"),
         (("--prompt", "x", "--system", "y"), 2, "--system does nothing .* use it in a chat"),
         (("--prompt", "x", "--load", "TEXT", "--pin-prompt"), 2, "its text has begun"),
         (("--prompt", "x", "--force"), 2, "--force needs"),
@@ -512,7 +513,7 @@ def test_a_chat_refuses_what_it_cannot_do(terminal, tiny, tmp_path):
     code, _, err = terminal([], tiny, *SMALL, "--pin-prompt")
     assert (code, "--pin-prompt needs --system" in err) == (2, True)
     code, _, err = terminal([], tiny, *SMALL, "--system", "x" * 60, "--pin-prompt")
-    assert (code, "the model reads 64 tokens" in err) == (1, True)
+    assert (code, "are never to be dropped" in err) == (1, True)
     tiny_llama().save_pretrained(tmp_path)
     chat_tokenizer(None).save_pretrained(tmp_path)
     code, _, err = terminal(["Who?"], str(tmp_path), *SMALL)

@@ -165,7 +165,7 @@ def test_the_state_of_another_run_is_refused(tmp_path: Path) -> None:
     other.lm_head.weight.data[0, 0] += 1
     for found, text, chunk_size, told in (
         (streaming(tiny_model()), tokens(N, seed=2), 5, "saved with text"),
-        (streaming(tiny_model()), row[:, :-1], 5, "saved with text"),
+        (streaming(tiny_model()), row[:, :-1], 5, r"with tokens 100, .* 99\. Give .*--tokens 100"),
         (streaming(tiny_model(), window=W + 1), row, 5, "sliding_window 21, and this .* 22"),
         (streaming(tiny_model(), sinks=S + 1), row, 5, "num_sink_tokens 3, and this .* 4"),
         (streaming(tiny_model()), row, 6, "chunk_size 5, and this .* 6"),
@@ -545,6 +545,32 @@ def test_more_than_the_model_reads_is_refused() -> None:
     streaming(further, 4, 2 * TRAINED - 4)
     with pytest.raises(ConfigError, match="reads 128 tokens"):
         streaming(further, 4, 2 * TRAINED - 3)
+
+
+def test_without_a_window_the_trained_length_is_kept_to() -> None:
+    assert stream(tiny_model()).sliding_window == TRAINED - 4
+    assert stream(tiny_model(), None, 8).sliding_window == TRAINED - 8
+    long = tiny_model(max_position_embeddings=4096)
+    for model in (long, tiny_model(rope=DYNAMIC)):
+        assert stream(model).sliding_window == 1020
+    with pytest.raises(ConfigError, match=r"64 tokens are never to be dropped.*reads 64"):
+        stream(tiny_model(), None, TRAINED)
+
+
+def test_a_generate_that_was_overtaken_does_not_go_on() -> None:
+    found = streaming(tiny_model())
+    first = found.generate_ids([1], max_new_tokens=9)
+    next(first)
+    tokens_of(found, 2)
+    with pytest.raises(ConfigError, match="another generate has gone on"):
+        next(first)
+
+
+def test_what_is_not_a_row_of_the_vocabulary_is_no_score() -> None:
+    with pytest.raises(ShapeError, match="score takes token ids"):
+        streaming().score("Call me")
+    with pytest.raises(ShapeError, match=f"token {VOCAB} is outside"):
+        streaming().score([1, VOCAB])
 
 
 def test_dynamic_ntk_has_no_end_and_layers_that_slide_no_other_window() -> None:

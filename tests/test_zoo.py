@@ -10,6 +10,7 @@ from longspan.errors import ConfigError, InputError, ShapeError, UnsupportedMode
 from longspan.metrics.likelihood import token_nll
 from longspan.models import load_decoder
 from longspan.tools.evaluate import evaluate
+from longspan.tools.stream import stream
 from longspan.tools.texts import read_texts
 
 TRAINED = 256
@@ -76,8 +77,10 @@ def test_an_option_of_rotation_is_refused_where_nothing_rotates():
 
 
 def test_scaling_is_refused_where_nothing_rotates():
-    with pytest.raises(UnsupportedModelError, match="has no rope"):
+    with pytest.raises(UnsupportedModelError, match=r"yarn scales rotation.*--methods none"):
         far_nll("zoo:alibi", ("none", "yarn"))
+    with pytest.raises(UnsupportedModelError, match="cannot be streamed: its positions come from"):
+        stream(load_model("zoo:alibi")[0])
 
 
 def test_an_unknown_one_is_refused():

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from longspan.errors import OutputError
 
+MODEL_FILES = ("config.json", "adapter_config.json")
+
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file under a temporary name beside `path`, then renames it.
@@ -50,9 +52,10 @@ def whole_folder(path: Path, *, force: bool = False, needs: int = 0) -> Iterator
         needs: bytes about to be written, checked against the free space first.
 
     Raises:
-        OutputError: if `path` exists, cannot be written, or the disk is too full.
+        OutputError: if `path` exists, or may not be replaced (`refuse_folder`), cannot be written,
+            or the disk is too full.
     """
-    refuse_existing(path, force=force)
+    refuse_folder(path, force=force)
     with _told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         require_space(path.parent, needs)
@@ -86,6 +89,28 @@ def refuse_existing(path: Path, *, force: bool) -> None:
     """Refuses to overwrite what is there, unless told to."""
     if path.exists() and not force:
         raise OutputError(f"{path} exists. Pass --force to replace it, or name another place.")
+
+
+def refuse_folder(path: Path, *, force: bool) -> None:
+    """Refuses to replace a folder, unless told to and it is a model's alone.
+
+    Raises:
+        OutputError: if `path` exists and `force` is false; and even then if it is a file, holds
+            no model, or has the current folder or the user's own within it.
+    """
+    refuse_existing(path, force=force)
+    if not path.exists():
+        return
+    for held, what in ((Path.cwd(), "the folder you are in"), (Path.home(), "your home folder")):
+        if held.resolve().is_relative_to(path.resolve()):
+            raise OutputError(f"{path} holds {what} and is not replaced. Name one of its own.")
+    if not path.is_dir():
+        raise OutputError(f"{path} is a file and is not replaced by a folder. Name another place.")
+    if any(path.iterdir()) and not any((path / name).exists() for name in MODEL_FILES):
+        raise OutputError(
+            f"{path} holds no model ({' or '.join(MODEL_FILES)}), so it is not replaced. Name "
+            "another place, or remove it yourself."
+        )
 
 
 def require_space(folder: Path, needs: int) -> None:

@@ -75,7 +75,7 @@ class SplitForward:
             UnsupportedModelError: if the two parts do not give the model's own logits.
         """
         input_ids = input_ids.to(self.device)
-        self._check(input_ids)
+        self.check_ids(input_ids)
         if not self._proven:
             self._prove(input_ids[:1, :PROOF_TOKENS])
         return self._hidden(input_ids, cache)
@@ -122,7 +122,12 @@ class SplitForward:
             "cannot be measured."
         )
 
-    def _check(self, input_ids: Tensor) -> None:
+    def check_ids(self, input_ids: Tensor) -> None:
+        """Refuses what is not rows of the vocabulary's tokens.
+
+        Raises:
+            ShapeError: naming a token, or the shape.
+        """
         if input_ids.dim() != 2 or input_ids.shape[1] < 1 or input_ids.dtype != torch.int64:
             raise ShapeError(
                 f"input_ids must be int64 [B, T] with T ≥ 1, got {input_ids.dtype} "

@@ -49,12 +49,12 @@ def command(
     import torch
 
     from longspan.adapters.load import load_model, read_config
-    from longspan.files import refuse_existing
+    from longspan.files import refuse_folder
     from longspan.tools.extend import apply_plan, save_extended
     from longspan.tools.plan import plan
 
     if output is not None:
-        refuse_existing(output, force=force)
+        refuse_folder(output, force=force)
     settings = {"method": method, "factor": factor, "original_max_position_embeddings": original}
     plan(read_config(model), to=to, **settings)  # refuses before any weight is read
     loaded, tokenizer = load_model(

@@ -12,7 +12,7 @@ from rich.console import Console
 from longspan.adapters.load import load_model, read_config
 from longspan.cli.evaluating import told_of_the_end
 from longspan.errors import OutputError
-from longspan.files import refuse_existing
+from longspan.files import refuse_folder
 from longspan.report.finetune import finetuning_heading, finetuning_table
 from longspan.report.progress import shown_parts
 from longspan.tools.finetune import finetune
@@ -52,7 +52,7 @@ def run(
     scaling["original_max_position_embeddings"] = original
     with told_of_loss(rank, size), processes.main_process_first():
         state = state_beside(place)
-        refuse_existing(place, force=force)
+        refuse_folder(place, force=force)
         plan(read_config(model), **scaling)  # refuses before any weight is read
         sources = read_texts(texts)
         loaded, tokenizer = load_model(model, trust_remote_code=trust_remote_code)

@@ -18,7 +18,7 @@ from longspan.report.figures import save_figure, stream_comparison, stream_score
 from longspan.report.progress import shown_text
 from longspan.report.stream import print_comparison, print_score
 from longspan.tools.stream_compare import compare as compare_methods
-from longspan.tools.stream_reach import check_fits
+from longspan.tools.stream_reach import check_fits, default_window
 from longspan.tools.stream_results import to_json
 from longspan.tools.stream_score import score_text
 from longspan.tools.texts import read_texts
@@ -112,7 +112,7 @@ def compare(
     trust_remote_code: bool,
     sinks: list[int] | None,
     num_sink_tokens: int,
-    sliding_window: int,
+    sliding_window: int | None,
     **settings: Any,
 ) -> None:
     """Compares methods and numbers of sinks on a text."""
@@ -120,12 +120,9 @@ def compare(
         refuse_existing(output / COMPARISON, force=force)
         require_writable(output)
     text = read_texts([score])[0]
-    check_fits(
-        read_config(model),
-        num_sink_tokens,
-        sliding_window,
-        original_max_position_embeddings=original,
-    )
+    config = read_config(model)
+    window = sliding_window or default_window(config, num_sink_tokens, original)
+    check_fits(config, num_sink_tokens, window, original_max_position_embeddings=original)
     loaded, tokenizer = load_model(
         model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
     )
@@ -137,7 +134,7 @@ def compare(
             methods=compare or [],
             sinks=sinks or [],
             num_sink_tokens=num_sink_tokens,
-            sliding_window=sliding_window,
+            sliding_window=window,
             original_max_position_embeddings=original,
             name=model,
             announce=announce,

@@ -156,7 +156,9 @@ class Numbers(click.ParamType):
     help="First tokens never dropped.",
 )
 @click.option(
-    "--sliding-window", type=Tokens(), default=1020, show_default=True, help="Last tokens kept."
+    "--sliding-window",
+    type=Tokens(),
+    help="Last tokens kept. [default: 1020, or what a shorter trained length leaves]",
 )
 @click.option(
     "--seq-len",
@@ -177,6 +179,10 @@ def command(ctx: click.Context, model: str, **options: Any) -> None:
     the window. Without --prompt, piped text or --score it chats: /quit or Ctrl-D ends it, Ctrl-C
     ends an answer.
     """
+    if options["prompt"] is not None and options["score"] is not None:
+        raise click.UsageError("--prompt is to be continued and --score read. Give one.", ctx)
+    if options["score"] is None and (options["compare"] or options["sinks"]):
+        raise click.UsageError("--compare and --sinks need --score TEXT, what to read.", ctx)
     mode = mode_of(options)
     refuse_unread(ctx, mode)
     from longspan.cli import scoring, writing

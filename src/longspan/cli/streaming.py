@@ -12,14 +12,14 @@ from longspan.adapters.load import load_model, read_config
 from longspan.errors import ConfigError
 from longspan.files import refuse_existing, write_text
 from longspan.tools.stream import Stream, stream
-from longspan.tools.stream_reach import check_fits
+from longspan.tools.stream_reach import check_fits, default_window
 
 
 def open_stream(
     model: str,
     *,
     num_sink_tokens: int,
-    sliding_window: int,
+    sliding_window: int | None,
     seq_len: int | None,
     original: int | None,
     force: bool,
@@ -43,7 +43,9 @@ def open_stream(
         refuse_existing(save, force=force)
         require_writable(save.parent)
     lengths = {"seq_len": seq_len, "original_max_position_embeddings": original}
-    check_fits(read_config(model), num_sink_tokens, sliding_window, **lengths)
+    config = read_config(model)
+    window = sliding_window or default_window(config, num_sink_tokens, original)
+    check_fits(config, num_sink_tokens, window, **lengths)
     loaded, tokenizer = load_model(
         model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
     )

@@ -15,7 +15,7 @@ from longspan.errors import ShapeError
 from longspan.models.config import DecoderConfig
 from longspan.models.encodings import encoding
 from longspan.models.layers import Layer
-from longspan.models.memory import Memory, remember
+from longspan.models.memory import Memory, check_memory, remember
 from longspan.models.places import check_order, joined, place_tokens
 from longspan.rotary.rotate import compute_dtype
 from longspan.rotary.scaling import RopeScaling
@@ -94,6 +94,8 @@ class Decoder(nn.Module):
         """
         if input_ids.dim() != 2:
             raise ShapeError(f"input_ids must be [B, T], got {tuple(input_ids.shape)}.")
+        if memory is not None:
+            check_memory(memory, len(input_ids), len(self.layers), self.config.hidden_size)
         if positions is None:
             start = 0 if memory is None else memory.next_position
             positions = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)

@@ -37,6 +37,24 @@ class Memory:
         return int(self.positions.max()) + 1 if self.length else 0
 
 
+def check_memory(memory: object, batch: int, layers: int, hidden_size: int) -> None:
+    """Refuses what another decoder, or another batch, left.
+
+    Raises:
+        ShapeError: naming both.
+    """
+    if not isinstance(memory, Memory):
+        raise ShapeError(
+            f"memory must be what an earlier forward returned, got {type(memory).__name__}."
+        )
+    held = len(memory.hidden), *memory.hidden[0].shape[::2]
+    if held != (layers, batch, hidden_size):
+        raise ShapeError(
+            f"memory holds {held[0]} layers of [{held[1]}, M, {held[2]}], and this forward has "
+            f"{layers} of [{batch}, T, {hidden_size}]. Begin a text without memory."
+        )
+
+
 def remember(
     memory: Memory | None,
     hidden: tuple[Tensor, ...],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from longspan.bias.base import check_count
 from longspan.errors import ConfigError
 from longspan.rotary.scaling.base import check_length
 from longspan.tools.evaluate import versions
@@ -56,7 +57,7 @@ class Settings:
             ConfigError: naming the setting.
         """
         for name in ("batch_size", "gradient_accumulation", "save_every"):
-            check_length(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         warmup = self.warmup_steps
         if warmup is None:
             warmup = min(WARMUP_STEPS, self.steps // 10)
@@ -96,7 +97,7 @@ class Settings:
                 f"evaluation_length must be above the trained length {planned.trained_length} and "
                 f"at most {planned.to}, which the model is extended to, got {length}."
             )
-        check_length("evaluation_documents", self.evaluation_documents)
+        check_count("evaluation_documents", self.evaluation_documents)
         bucket = default_bucket(length) if self.bucket is None else self.bucket
         check_length("bucket", bucket)
         return {"evaluate_at": at, "evaluation_length": length, "bucket": bucket}

@@ -19,7 +19,7 @@ from longspan.rotary.scaling.base import check_length
 from longspan.tools.cells import weights_digest
 from longspan.tools.measuring import digest
 from longspan.tools.sampling import REMEMBERED, Sampling
-from longspan.tools.stream_reach import check_fits
+from longspan.tools.stream_reach import check_fits, default_window
 from longspan.tools.stream_state import give_back_memory, read_state, write_state
 from longspan.tools.stream_text import KEPT, Pieces, until_stop
 
@@ -71,6 +71,7 @@ class Stream:
         self.generator: torch.Generator | None = None
         self._split = SplitForward(streamed.model)
         self._cache = streamed.new_cache()
+        self._writer: object = None
         self._pending: list[int] = []
         self._last: deque[int] = deque(maxlen=KEPT)
         self._written: deque[int] = deque(maxlen=REMEMBERED)
@@ -162,8 +163,14 @@ class Stream:
     ) -> Iterator[int]:
         ends = () if ignore_eos else self.ends
         choose = sampling.chooser(self.generator, self._written)
-        written = 0
+        written, mine = 0, object()
+        self._writer = mine
         while count is None or written < count:
+            if self._writer is not mine:
+                raise ConfigError(
+                    "another generate has gone on with this stream's text, so this one cannot. "
+                    "Use up one before the next, or make two streams."
+                )
             logits = self._next_logits(chunk_size)
             token = choose(logits)
             self._add([token])
@@ -201,6 +208,8 @@ class Stream:
             ConfigError: if `state` belongs to another text, other weights or other sizes.
             NumericalError: if a logit is NaN or infinite, with its position.
         """
+        if isinstance(token_ids, str):
+            raise ShapeError("score takes token ids. Pass tokenizer(text).input_ids.")
         row = torch.as_tensor(token_ids, dtype=torch.int64)
         row = row.unsqueeze(0) if row.dim() == 1 else row
         check_length("chunk_size", chunk_size)
@@ -208,6 +217,7 @@ class Stream:
             raise ShapeError(
                 f"a text to score is one row of at least 2 tokens, got {list(row.shape)}."
             )
+        self._split.check_ids(row)
         nll, cache = torch.empty(row.shape[1] - 1, dtype=self._dtype), self.new_cache()
         done = saved = self._resume(state, row, chunk_size, nll, cache)
         progress(nll[:done])
@@ -277,7 +287,12 @@ class Stream:
         """Returns what must agree for a saved state to be this stream's, or of this score."""
         own = {"holds": "a stream"}
         if row is not None:
-            own = {"holds": "a score", "text": digest(row), "chunk_size": chunk_size}
+            own = {
+                "holds": "a score",
+                "tokens": row.shape[1],
+                "text": digest(row),
+                "chunk_size": chunk_size,
+            }
         return own | self.streamed.facts() | {"weights": self._weights}
 
     @property
@@ -315,7 +330,7 @@ def stream(
     model: PreTrainedModel,
     tokenizer: Any = None,
     num_sink_tokens: int = 4,
-    sliding_window: int = 1020,
+    sliding_window: int | None = None,
     *,
     seq_len: int | None = None,
     original_max_position_embeddings: int | None = None,
@@ -331,7 +346,8 @@ def stream(
         tokenizer: needed for text in and out.
         num_sink_tokens: first tokens that are never dropped.
         sliding_window: last tokens kept, the newest included. With the sinks it must not exceed
-            the trained length, or the distances would.
+            the trained length, or the distances would. 1020 unless given, or what the sinks leave
+            of a shorter length.
         seq_len: the declared total length, where the rope's table depends on one (dynamic NTK,
             LongRoPE); without it every token uses the table of what the cache holds by then.
         original_max_position_embeddings: the trained length, where the config leaves it open.
@@ -345,6 +361,8 @@ def stream(
     from longspan.adapters.streamed import StreamedModel  # it imports transformers
 
     given = original_max_position_embeddings
+    if sliding_window is None:
+        sliding_window = default_window(model.config, num_sink_tokens, given)
     streamed = StreamedModel(model, num_sink_tokens, sliding_window, seq_len, given)
     check_fits(
         model.config,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from longspan.adapters.alibi_attention import STAND_INS
 from longspan.adapters.config_fields import ConfigLike, as_mapping
+from longspan.adapters.families import positions_without_rope, text_part
 from longspan.adapters.lengths import Lengths, endless, lengths_of, sliding_layers
 from longspan.adapters.rope import rope_from_config
 from longspan.adapters.ropes import Ropes
-from longspan.errors import ConfigError
+from longspan.errors import ConfigError, UnsupportedModelError
+
+WINDOW = 1020  # with four sinks, 1,024 tokens
 
 
 def reach(
@@ -23,6 +26,18 @@ def reach(
     if ropes is None:
         return None
     return lengths_of(config, ropes, original_max_position_embeddings=given)
+
+
+def default_window(
+    config: ConfigLike, num_sink_tokens: int, original_max_position_embeddings: int | None = None
+) -> int:
+    """Returns 1020 tokens, or what the sinks leave of what the model reads."""
+    given = original_max_position_embeddings
+    ropes = _ropes(config, given)
+    if ropes is None or endless(ropes) or slides_alone(config, given):
+        return WINDOW
+    usable = lengths_of(config, ropes, original_max_position_embeddings=given).usable
+    return max(1, min(WINDOW, usable - num_sink_tokens))
 
 
 def check_fits(
@@ -50,6 +65,11 @@ def check_fits(
     if ropes is None or slides_alone(config, given):
         return
     lengths = lengths_of(config, ropes, original_max_position_embeddings=given)
+    if num_sink_tokens >= lengths.usable and not endless(ropes):
+        raise ConfigError(
+            f"{num_sink_tokens} tokens are never to be dropped, and the model reads "
+            f"{lengths.usable}: no window is left. Keep fewer, or pin a shorter prompt."
+        )
     if kept > lengths.usable and not endless(ropes):
         raise ConfigError(
             f"num_sink_tokens + sliding_window is {num_sink_tokens} + {sliding_window} = {kept}, "
@@ -83,6 +103,12 @@ def _check_declared(ropes: Ropes | None, seq_len: int | None, kept: int) -> None
 
 
 def _ropes(config: ConfigLike, original: int | None) -> Ropes | None:
-    if as_mapping(config).get("model_type") in STAND_INS:
+    found = as_mapping(config)
+    if found.get("model_type") in STAND_INS:
         return None
+    if instead := positions_without_rope(text_part(found)):
+        raise UnsupportedModelError(
+            f"{found.get('model_type')!r} cannot be streamed: its positions come from {instead}. "
+            f"Models with a rope can, and {' and '.join(sorted(STAND_INS))} with ALiBi."
+        )
     return rope_from_config(config, original_max_position_embeddings=original)

@@ -18,7 +18,7 @@ from longspan.errors import ConfigError, InputError
 from longspan.files import whole_file, write_text
 
 FORM = "longspan stream 2"
-SIZES = ("num_sink_tokens", "sliding_window", "seq_len", "chunk_size")  # that can be asked for
+SIZES = ("num_sink_tokens", "sliding_window", "seq_len", "tokens", "chunk_size")  # by option
 
 
 def write_state(path: Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -32,6 +32,11 @@ def text_row(tokenizer: Any, text: Text, tokens: int | None, repeat: bool) -> Te
     """
     bos = bos_token(tokenizer)
     row = torch.tensor([*([] if bos is None else [bos]), *token_ids(tokenizer, text.content)])
+    if len(row) < 2:
+        raise InputError(
+            f"the text {text.name} has {len(row)} of the 2 tokens that a likelihood needs. Give a "
+            "longer one."
+        )
     if tokens is None:
         return row.unsqueeze(0)
     check_length("tokens", tokens)

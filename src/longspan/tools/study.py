@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from longspan.bias.base import check_count
 from longspan.errors import ConfigError
 from longspan.files import write_text
 from longspan.rotary.scaling import scaling_for_method
@@ -85,19 +86,19 @@ def study(
     scalings = _scalings(methods, chosen, reach, length)
     for name, count in (("batch_size", batch_size), ("documents", documents)):
         if count is not None:
-            check_length(name, count)
+            check_count(name, count)
     folder, ranks = None if state_dir is None else Path(state_dir), ranks or Ranks()
     if folder is None and ranks.size > 1:
         raise ConfigError(f"{ranks.size} processes share a study through state_dir. Give one.")
-    tokenizer = train_tokenizer(texts, vocabulary)
-    encoded = [tokenizer.encode(text.content).ids for text in texts]
-    corpus = cut(encoded, reach=reach * length, documents=documents)
     sizes = sizes or ModelSizes()
     remembered = length if memory_length is None else memory_length
     configs = [
         one.config(sizes, vocabulary=vocabulary, length=length, memory_length=remembered)
         for one in chosen
     ]
+    tokenizer = train_tokenizer(texts, vocabulary)
+    encoded = [tokenizer.encode(text.content).ids for text in texts]
+    corpus = cut(encoded, reach=reach * length, documents=documents)
     corpus.rows(0, batch_size=batch_size, length=length, seed=0)
     if steps is None:
         budget = Budget(minutes=minutes or 0, batch_size=batch_size, seeds=len(seeds))

@@ -16,7 +16,7 @@ from longspan.adapters.lengths import lengths_of
 from longspan.adapters.rope import rope_from_config
 from longspan.adapters.ropes import Ropes
 from longspan.adapters.rotation import exact_rotation, table_form
-from longspan.errors import ConfigError
+from longspan.errors import ConfigError, UnsupportedModelError
 from longspan.metrics.likelihood import token_nll
 from longspan.metrics.windows import check_windows
 from longspan.rotary.rotate import Phase
@@ -121,7 +121,11 @@ class Applied:
     def _unrotated(self, model: PreTrainedModel, method: str) -> Subject:
         """Returns a model that knows positions otherwise, as it stands."""
         if method != "none":
-            rope_from_config(model.config)  # refuses, and says what it has instead
+            instead = positions_without_rope(text_part(as_mapping(model.config)))
+            raise UnsupportedModelError(
+                f"{method} scales rotation, and {model.config.model_type!r} has no rope: its "
+                f"positions come from {instead}. Give methods=['none'] (--methods none)."
+            )
         if self.phase != "float64":
             raise ConfigError(
                 f"phase={self.phase!r} is a way to compute rotation, and this model has none. "

@@ -82,7 +82,7 @@ def documents(encoded: Sequence[Sequence[int]], length: int, count: int | None) 
     >>> documents([range(7), range(20, 23)], length=3, count=None)
     [[0, 1, 2], [3, 4, 5], [20, 21, 22]]
     """
-    for name, value in (("length", length), ("count", count)):
+    for name, value in (("length", length), ("documents", count)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be ≥ 1, got {value}.")
     cut = [
