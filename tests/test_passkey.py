@@ -117,7 +117,16 @@ def test_case_27_a_prompt_of_120_tokens_at_limit_100_is_invalid() -> None:
 
 def test_a_prompt_too_short_for_the_question_is_invalid() -> None:
     reason = build_prompt(ByteTokenizer(), length=120, depth=0.5, limit=1000)
-    assert reason == "a prompt of 120 tokens has no room for the key and the question"
+    told = "a prompt of 120 tokens has no room for the key and the question, which take "
+    assert isinstance(reason, str)
+    assert reason.startswith(told)
+    least = int(reason.removeprefix(told))
+    shorter, enough = (
+        build_prompt(ByteTokenizer(), length=length, depth=0.5, limit=1000)
+        for length in (least - 1, least)
+    )
+    assert isinstance(shorter, str)
+    assert not isinstance(enough, str)
 
 
 @pytest.mark.parametrize("depth", [-0.1, 1.1])

@@ -203,6 +203,7 @@ def test_tables_are_whole_at_80_columns() -> None:
     ]  # fmt: skip
     assert passkeys.split() == ["yarn", "3/5", "3/5", "3/5", "3/5", "–", "12/20", "12/20", "5"]
     assert "95 % interval over documents" in " ".join(text.split())
+    assert "Invalid, and no misses: " in text
 
 
 def test_table_shows_the_telling_buckets() -> None:

@@ -139,7 +139,10 @@ def build_prompt(
     start = ([] if bos is None else [bos]) + introduction
     free = length - room - len(start) - len(hidden) - len(question)
     if free < 0:
-        return f"a prompt of {length} tokens has no room for the key and the question"
+        return (
+            f"a prompt of {length} tokens has no room for the key and the question, which take "
+            f"{length - free}"
+        )
 
     sentence = encode(tokenizer, FILLER)
     after = round((1 - depth) * free / len(sentence)) * len(sentence)

@@ -16,13 +16,12 @@ from longspan.report.figures import figure_svg, nll_by_position, passkey_grid
 from longspan.report.page_rows import (
     bucket_rows,
     facts,
-    invalid_reasons,
     method_rows,
     paired_note,
     passkey_rows,
     protocol_rows,
 )
-from longspan.report.passkey import passkey_claim, passkey_lengths
+from longspan.report.passkey import invalid_reasons, passkey_claim, passkey_lengths
 from longspan.report.style import theme
 from longspan.report.wording import tokens
 from longspan.tools.evaluation import Evaluation

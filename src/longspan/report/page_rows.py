@@ -12,7 +12,6 @@ from longspan.report.passkey import passkey_lengths, passkey_methods, tally, tri
 from longspan.report.style import color_variable
 from longspan.report.tables import factor_text
 from longspan.report.wording import (
-    counted,
     number,
     result_title,
     sentence,
@@ -182,14 +181,6 @@ def passkey_row(evaluation: Evaluation, method: str) -> PasskeyRow:
         variable=color_variable(method),
         cells=(*by_length, whole.fraction, ranked, str(whole.invalid)),
     )
-
-
-def invalid_reasons(evaluation: Evaluation) -> list[str]:
-    """Returns the reasons of invalid trials, each once with its count."""
-    reasons = [t.reason or "no reason given" for t in evaluation.passkey if t.status == "invalid"]
-    return [
-        f"{reason} ({counted(reasons.count(reason), 'trial')})" for reason in dict.fromkeys(reasons)
-    ]
 
 
 def protocol_rows(protocol: Protocol) -> list[tuple[str, list[str], str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from longspan.report.wording import sentence, title_in, tokens
+from longspan.report.wording import counted, sentence, title_in, tokens
 from longspan.tools.evaluation import Evaluation, PasskeyTrial, retrieval_rate
 
 
@@ -112,3 +112,11 @@ def find_claim(counts: dict[str, Tally], names: dict[str, str], where: str) -> s
 def score(count: Tally) -> str:
     """Returns such as "4 of 5"."""
     return f"{count.found} of {count.valid}"
+
+
+def invalid_reasons(evaluation: Evaluation) -> list[str]:
+    """Returns the reasons of invalid trials, each once with its count."""
+    reasons = [t.reason or "no reason given" for t in evaluation.passkey if t.status == "invalid"]
+    return [
+        f"{reason} ({counted(reasons.count(reason), 'trial')})" for reason in dict.fromkeys(reasons)
+    ]

@@ -6,7 +6,13 @@ from rich.table import Table
 from rich.text import Text
 
 from longspan.report.buckets import check_measured, past_trained, within_trained
-from longspan.report.passkey import passkey_lengths, passkey_methods, tally, trials_of
+from longspan.report.passkey import (
+    invalid_reasons,
+    passkey_lengths,
+    passkey_methods,
+    tally,
+    trials_of,
+)
 from longspan.report.wording import counted, number, rope_blocks, signed, span, tokens
 from longspan.tools.evaluation import Bucket, Evaluation, MethodResult, PairedDifference, Protocol
 
@@ -109,9 +115,12 @@ def passkey_table(evaluation: Evaluation) -> Table:
     lengths = passkey_lengths(evaluation)
     if len(lengths) > MOST_LENGTHS:
         lengths = [*lengths[: MOST_LENGTHS // 2], *lengths[-MOST_LENGTHS // 2 :]]
+    reasons = invalid_reasons(evaluation)
     table = Table(
         title="Passkeys found, of valid trials",
         title_justify="left",
+        caption=f"Invalid, and no misses: {'; '.join(reasons)}." if reasons else None,
+        caption_justify="left",
         box=None,
         padding=(0, 1),
         collapse_padding=True,
