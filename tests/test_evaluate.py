@@ -103,6 +103,12 @@ def test_a_length_that_is_not_given_is_twice_the_trained_one() -> None:
     assert [one.nll for one in found.methods] == [one.nll for one in told.methods]
 
 
+def test_documents_that_are_not_counted_end_at_some_number() -> None:
+    long = [text(70 * 2 * TRAINED)]
+    assert run(length=None, methods=["none"], documents=None, texts=long).protocol.documents == 64
+    assert run(length=None, methods=["none"], documents=66, texts=long).protocol.documents == 66
+
+
 def text(characters: int = 5 * LENGTH, seed: int = 0, name: str = "drawn") -> Text:
     drawn = random.Random(seed)
     content = "".join(chr(drawn.randrange(32, 127)) for _ in range(characters))

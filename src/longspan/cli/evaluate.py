@@ -41,7 +41,9 @@ DEPTHS = "0,0.11,0.22,0.33,0.44,0.56,0.67,0.78,0.89,1"
 )
 @click.option("--factor", type=float, help="Of every method; length / trained length unless given.")
 @original_option
-@click.option("--documents", type=int, help="How many; all that the texts hold unless given.")
+@click.option(
+    "--documents", type=int, help="How many. [default: all that the texts hold, at most 64]"
+)
 @click.option("--bucket", type=Tokens(), help="Tokens a position bucket.")
 @click.option("--window", type=Tokens(), help="Read documents in windows of this many tokens …")
 @click.option("--stride", type=Tokens(), help="… this many tokens apart.")

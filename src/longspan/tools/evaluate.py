@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Passkey = tuple[Sequence[int], Sequence[float]]
 """The lengths (tokens) and depths (0 to 1) of hidden keys."""
 
+MOST_DOCUMENTS = 64  # unless more are asked for; intervals are narrow by then
+
 
 def evaluate(
     model: PreTrainedModel,
@@ -63,7 +65,7 @@ def evaluate(
             length unless given.
         methods: names of scaling methods; "none" is the checkpoint as it stands.
         factor: of every method; tokens of a forward / trained length unless given.
-        documents: how many; as many as the texts hold unless given.
+        documents: how many; as many as the texts hold unless given, but not above 64.
         bucket: tokens a position bucket; a power of two that gives 12 to 24 unless given.
         window: tokens of a forward, where a document is read in windows.
         stride: tokens from one window's start to the next.
@@ -104,6 +106,7 @@ def evaluate(
     subjects = [applied.subject(model, method) for method in names]
     vocab_size = subjects[0].split.vocab_size
     rows = read_rows(tokenizer, texts, length=length, count=documents, vocab_size=vocab_size)
+    rows = rows if documents else rows[:MOST_DOCUMENTS]
     bos = bos_token(tokenizer)
     protocol = Protocol(
         model=name or model.config._name_or_path or type(model).__name__,
