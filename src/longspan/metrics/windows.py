@@ -87,19 +87,15 @@ def strided_nll(
     # BOS takes a place of every window, so the windows run over the text behind it. Its first
     # token then has something before it, and is scored.
     windows = strided_windows(input_ids.shape[1] - lead, window - lead, stride)
-    nll = torch.empty(0)
+    found = []
     for part in windows:
         text = input_ids[:, lead + part.start : lead + part.stop]
         read = torch.cat((input_ids[:, :lead], text), dim=1)
-        scored = score(read)
-        if part.start == 0:
-            nll = scored.new_empty(input_ids.shape[1] - 1)
         new = part.stop - part.first_scored
         if bos and part.start == 0:
             new += 1
-        end = lead + part.stop - 1
-        nll[end - new : end] = scored[-new:]
-    return nll
+        found.append(score(read)[-new:])
+    return torch.cat(found)
 
 
 def perplexity(total_nll: float, tokens: int) -> float:

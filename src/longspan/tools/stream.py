@@ -218,7 +218,10 @@ class Stream:
                 f"a text to score is one row of at least 2 tokens, got {list(row.shape)}."
             )
         self._split.check_ids(row)
-        nll, cache = torch.empty(row.shape[1] - 1, dtype=self._dtype), self.new_cache()
+        nll, cache = (
+            torch.empty(row.shape[1] - 1, dtype=nll_dtype(self.model.dtype)),
+            self.new_cache(),
+        )
         done = saved = self._resume(state, row, chunk_size, nll, cache)
         progress(nll[:done])
         while done < len(nll):
@@ -294,10 +297,6 @@ class Stream:
                 "chunk_size": chunk_size,
             }
         return own | self.streamed.facts() | {"weights": self._weights}
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return nll_dtype(self.model.dtype)
 
     @cached_property
     def _weights(self) -> str:

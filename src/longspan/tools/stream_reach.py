@@ -32,12 +32,8 @@ def default_window(
     config: ConfigLike, num_sink_tokens: int, original_max_position_embeddings: int | None = None
 ) -> int:
     """Returns 1020 tokens, or what the sinks leave of what the model reads."""
-    given = original_max_position_embeddings
-    ropes = _ropes(config, given)
-    if ropes is None or endless(ropes) or slides_alone(config, given):
-        return WINDOW
-    usable = lengths_of(config, ropes, original_max_position_embeddings=given).usable
-    return max(1, min(WINDOW, usable - num_sink_tokens))
+    bound = _bound(config, original_max_position_embeddings)
+    return WINDOW if bound is None else max(1, min(WINDOW, bound - num_sink_tokens))
 
 
 def check_fits(
@@ -60,22 +56,28 @@ def check_fits(
         ConfigError: naming the largest window, or why the declared length is of no use.
     """
     kept, given = num_sink_tokens + sliding_window, original_max_position_embeddings
-    ropes = _ropes(config, given)
-    _check_declared(ropes, seq_len, kept)
-    if ropes is None or slides_alone(config, given):
+    _check_declared(_ropes(config, given), seq_len, kept)
+    bound = _bound(config, given)
+    if bound is None or kept <= bound:
         return
-    lengths = lengths_of(config, ropes, original_max_position_embeddings=given)
-    if num_sink_tokens >= lengths.usable and not endless(ropes):
+    if num_sink_tokens >= bound:
         raise ConfigError(
             f"{num_sink_tokens} tokens are never to be dropped, and the model reads "
-            f"{lengths.usable}: no window is left. Keep fewer, or pin a shorter prompt."
+            f"{bound}: no window is left. Keep fewer, or pin a shorter prompt."
         )
-    if kept > lengths.usable and not endless(ropes):
-        raise ConfigError(
-            f"num_sink_tokens + sliding_window is {num_sink_tokens} + {sliding_window} = {kept}, "
-            f"and the model reads {lengths.usable} tokens. Distances would leave that range: "
-            f"lower sliding_window to {lengths.usable - num_sink_tokens} or less."
-        )
+    raise ConfigError(
+        f"num_sink_tokens + sliding_window is {num_sink_tokens} + {sliding_window} = {kept}, and "
+        f"the model reads {bound} tokens. Distances would leave that range: lower sliding_window "
+        f"to {bound - num_sink_tokens} or less."
+    )
+
+
+def _bound(config: ConfigLike, given: int | None) -> int | None:
+    """Returns the tokens that distances must keep within; None where there is no such bound."""
+    ropes = _ropes(config, given)
+    if ropes is None or endless(ropes) or slides_alone(config, given):
+        return None
+    return lengths_of(config, ropes, original_max_position_embeddings=given).usable
 
 
 def slides_alone(config: ConfigLike, original_max_position_embeddings: int | None = None) -> bool:
