@@ -137,8 +137,6 @@ def new_tokens(
         packed = ", over packed documents" if seen.documents else ""
         refused = f"a stream reads one causal text a row, and this mask is {seen.mask!r}{packed}."
     present = None if attention_mask is None else attention_mask[:, -q_length:]
-    if present is not None and bool(present.all()):
-        present = None  # all padding came before
     return NewTokens(batch_size, q_length, present, refused)
 
 
